@@ -40,7 +40,6 @@ TARGETS, OF_TARGETS = (
     "comparison/test_tables.py comparison/say/test_report.py",
 )
 CLOCK, OF_CLOCK = "structured_init/util/arguments.py", "comparison/train/test_time_limit.py"
-ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/verdicts/referee.py", "comparison/verdicts/test_referee.py"
 LOOKS, OF_LOOKS = "comparison/contrasts/contrasts.py", "comparison/contrasts/test_looks.py"
 RUNS, OF_RUNS = "comparison/runs/folder.py", "comparison/plan/test_learning_rates.py comparison/train/test_run.py"
@@ -267,8 +266,6 @@ MUTATIONS = [
         "chain(pl_module.parameters(), pl_module.buffers())",
         OF_INIT,
     ),
-    Mutation(ALPHA, "(1 - math.cos(math.pi * progress)) / 2", "(1 - math.cos(math.pi * progress))", OF_ALPHA),
-    Mutation(ALPHA, "estimated_stepping_batches - 1", "estimated_stepping_batches", OF_ALPHA),
     Mutation(
         "callbacks/before_after.py",
         "trainer.global_step == 0 and not resumed",

@@ -1,6 +1,5 @@
 """Callbacks for Lightning: initialize a model, capture its attention and its filters, resume exactly."""
 
-from .alpha_schedule import AlphaScheduleCallback as AlphaScheduleCallback
 from .attention_map import AttentionMapCallback as AttentionMapCallback
 from .elapsed_time import ElapsedTime as ElapsedTime
 from .exact_resume import ExactResume as ExactResume

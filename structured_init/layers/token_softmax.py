@@ -137,19 +137,14 @@ class TokenSoftmaxValue(nn.Module):
         mode: one of these.
         scale: factor on softmaxᵀ(V), whose mean over M tokens is 1/M.
         alpha: α at the start, in [0, 1].
-        learnable: α is a parameter, which may leave [0, 1]; else a buffer, which ``AlphaScheduleCallback`` may move.
-        num_heads: how many α there are: the value heads for one each, 1 for a shared one.
-
-    Attributes:
-        alpha: (num_heads,); ``None`` for ``replace``, which has none.
+        learnable: α is a parameter (num_heads,), which may leave [0, 1].
+        num_heads: how many α are learned: the value heads for one each, 1 for a shared one.
 
     Raises:
         StructuredInitError: an unknown mode, α outside of [0, 1], an α for ``replace``.
 
     Source: anhinga/JuliaCon2021-poster, "request for plot"; the grid V ± α·softmaxᵀ(V) was suggested in its discussion.
     """
-
-    alpha: Tensor | None
 
     def __init__(
         self,
@@ -160,18 +155,13 @@ class TokenSoftmaxValue(nn.Module):
         num_heads: int = 1,
     ) -> None:
         check_choice("TokenSoftmaxValue", mode=(mode, Mode))
-        check_alpha(alpha)
+        if not 0 <= alpha <= 1:
+            raise StructuredInitError(f"alpha must be in [0, 1], not {alpha}")
         if mode == "replace" and (learnable or alpha != 1):
             raise StructuredInitError("mode 'replace' has no alpha: use 'remix', which is the same at alpha = 1")
         super().__init__()
-        self.mode, self.scale, self.learnable = mode, float(scale), learnable
-        start = torch.full((num_heads,), float(alpha))
-        if mode == "replace":
-            self.alpha = None
-        elif learnable:
-            self.alpha = nn.Parameter(start)
-        else:
-            self.register_buffer("alpha", start)
+        self.mode, self.scale = mode, float(scale)
+        self.alpha = nn.Parameter(torch.full((num_heads,), float(alpha))) if learnable else float(alpha)
 
     def forward(
         self, values: Float[Tensor, "*batch tokens value_dim"], visible: Bool[Tensor, ...] | None = None
@@ -195,31 +185,10 @@ class TokenSoftmaxValue(nn.Module):
 
     def factors(self) -> tuple[Tensor | float, Tensor | float]:
         """Return the factors on V and on softmaxᵀ(V), numbers or (num_heads, 1, 1)."""
-        if self.alpha is None:
-            return 0.0, self.scale
-        alpha = self.alpha.view(-1, 1, 1)
-        if self.mode == "remix":
+        alpha = self.alpha.view(-1, 1, 1) if isinstance(self.alpha, Tensor) else self.alpha
+        if self.mode in ("replace", "remix"):  # to replace is to mix at α = 1
             return 1 - alpha, alpha * self.scale
         return 1.0, alpha * (self.scale if self.mode == "add" else -self.scale)
 
-    @torch.no_grad()
-    def set_alpha(self, alpha: float) -> None:
-        """Set α of every head, in [0, 1].
-
-        Raises:
-            StructuredInitError: it is learned, there is none, or it is out of its range.
-        """
-        check_alpha(alpha)
-        if self.alpha is None or self.learnable:
-            why = "is learned" if self.learnable else "does not exist in mode 'replace'"
-            raise StructuredInitError(f"alpha of TokenSoftmaxValue {why}: it cannot be set")
-        self.alpha.fill_(alpha)
-
     def extra_repr(self) -> str:
-        return f"mode={self.mode}, scale={self.scale:g}, learnable={self.learnable}"
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse an α outside of [0, 1]."""
-    if not 0 <= alpha <= 1:
-        raise StructuredInitError(f"alpha must be in [0, 1], not {alpha}")
+        return f"mode={self.mode}, scale={self.scale:g}, learnable={isinstance(self.alpha, Tensor)}"

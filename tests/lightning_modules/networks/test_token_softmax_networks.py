@@ -106,7 +106,7 @@ def test_the_pooling_takes_it_alone():
 
 @pytest.mark.parametrize("build", [gpt2, llama, bert])
 def test_a_model_of_transformers_is_the_same_at_alpha_zero(build):
-    plain, mixed = build(), place_token_softmax(build(), mode="remix", alpha=0.0)
+    plain, mixed = build(), place_token_softmax(build(), mode="remix", alpha=0.0, learnable=True)
     with torch.no_grad():
         torch.testing.assert_close(plain(IDS).logits, mixed(IDS).logits, rtol=1e-4, atol=1e-5)
     assert len(values_of(mixed)) == 2

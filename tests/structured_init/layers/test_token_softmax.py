@@ -99,7 +99,6 @@ def test_the_gradient_is_that_of_the_loop(is_causal):
         return (1 - 0.3) * weights @ value + 0.3 * (weights.unsqueeze(-1) * over_tokens).sum(-2)
 
     values = TokenSoftmaxValue("remix", alpha=0.3).double()
-    values.alpha.fill_(0.3)
     gradients = []
     for attend in (written_out, lambda *qkv: values.attend(*qkv, is_causal=is_causal)):
         qkv = [tensor.requires_grad_() for tensor in projections(5, tokens=4)]
@@ -124,8 +123,8 @@ def test_what_comes_later_changes_nothing_before_it(size, by_mask):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_grouped_values_are_repeated_and_keep_their_own_alpha(is_causal):
     query, key, value = projections(2, heads=4, kv_heads=2)
-    values = TokenSoftmaxValue("remix", alpha=0.5, num_heads=2).double()
-    values.alpha.copy_(torch.tensor([0.1, 0.9]))
+    values = TokenSoftmaxValue("remix", learnable=True, num_heads=2).double()
+    values.alpha.data.copy_(torch.tensor([0.1, 0.9]))
     grouped = values.attend(query, key, value, is_causal=is_causal)
     for head, alpha in enumerate([0.1, 0.1, 0.9, 0.9]):
         alone = [query[:, head : head + 1], *(tensor[:, head // 2 : head // 2 + 1] for tensor in (key, value))]
@@ -172,19 +171,6 @@ def test_capture_sees_one_map_per_layer_and_it_is_the_ordinary_one():
     x = model["attn"].heads(tokens).detach().unflatten(-1, (3, 4)).transpose(1, 2)
     logits = (x @ x.mT / 2).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
     torch.testing.assert_close(maps["attn"], logits.softmax(-1))
-
-
-def test_alpha_is_a_parameter_or_a_buffer_and_saved_either_way():
-    learned, scheduled = (TokenSoftmaxValue("add", alpha=0.25, learnable=learn, num_heads=3) for learn in (True, False))
-    assert [name for name, _ in learned.named_parameters()] == ["alpha"]
-    assert list(scheduled.parameters()) == []
-    for values in (learned, scheduled):
-        assert torch.equal(values.state_dict()["alpha"], torch.full((3,), 0.25))
-    assert TokenSoftmaxValue("replace").state_dict() == {}
-    values.set_alpha(0.75)
-    assert values.alpha.tolist() == [0.75] * 3
-    learned.attend(*(tensor.float() for tensor in projections(0, heads=3)), is_causal=True).sum().backward()
-    assert learned.alpha.grad.abs().min() > 0
 
 
 @pytest.mark.parametrize("hidden", [-1e3, -1e9, -math.inf])
