@@ -11,13 +11,11 @@ from structured_init.hosts.known_attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 
-CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # no grid: it alone asks, or the grid is not known
+CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # before tokens of which no grid is known
 
 
 @register_attention("timm.layers.attention.Attention")
-@register_attention("timm.models.metaformer.Attention")
 @register_attention("timm.models.beit.Attention")
-@register_attention("timm.models.vision_transformer_relpos.RelPosAttention")
 def fused(module: Any) -> AttentionLayout:
     """``qkv.weight`` (3·H·k, D) holds query, key and value in this order, each with its heads in a row."""
     heads = module.num_heads
@@ -49,18 +47,6 @@ def cosine_window(module: Any) -> AttentionLayout:
     return replace(window(module), scale=scale, query_key_norm=True)
 
 
-@register_attention("timm.models.cait.TalkingHeadAttn")
-def talking_heads(module: Any) -> AttentionLayout:
-    """CaiT mixes heads before and after the softmax."""
-    return replace(fused(module), mixes_heads=True)
-
-
-@register_attention("timm.models.cait.ClassAttn")
-def class_attention(module: Any) -> AttentionLayout:
-    """CaiT and XCiT, last layers: only the class token asks; ``q``, ``k`` and ``v`` are apart."""
-    return replace(_apart(module, module.q, module.k, module.v), tokens=CLASS_TOKEN)
-
-
 @register_positions("timm.models.vision_transformer.VisionTransformer")
 def vision_transformer(module: Any) -> TokenLayout:
     """``pos_embed`` (1, prefix + N, D), or (1, N, D) with ``no_embed_class``, or ``None``."""
@@ -87,8 +73,6 @@ TOKENS: dict[str, Callable[[Any], TokenLayout | None]] = {
     "beit.Beit": lambda model: TokenLayout(
         _grid(model), model.num_prefix_tokens, model.pos_embed, first=model.num_prefix_tokens
     ),
-    # The class token joins only in the last layers.
-    "cait.Cait": lambda model: TokenLayout(_grid(model), positions=model.pos_embed),
     # A later stage has fewer tokens, on a grid that the stage itself does not know.
     "pit.Transformer": lambda stage: None if stage.pool is None else CLASS_TOKEN,
     # Positions enter as a bias of the logits, and none is added to the tokens.

@@ -89,10 +89,11 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     if abs(proof.value_factor - 1) > tolerance:
         words = f"a factor of {proof.value_factor:.3g} on the values"
         between = f"{between}, {words}" if between else words
+    scale = _without_rounding(proof.factor, watched.layout.query.head_dim)
     inputs = [linear.x.flatten(0, -2) for linear in call.linears[:3]]
     return replace(
         known,
-        layout=replace(watched.layout, scale=proof.factor, between=between),
+        layout=replace(watched.layout, scale=scale, between=between),
         evidence=proof,
         length=call.product.key.tag.codes.shape[1],
         tokens=tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs),
@@ -100,6 +101,14 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
         queries=call.product.query.tag.codes.shape[1],
         rows=len(inputs[0]),
     )
+
+
+def _without_rounding(factor: float | None, head_dim: int) -> float | None:
+    """Return 1/√k where a batch shows a scale of about it, and five digits of any other: the same of every batch."""
+    if factor is None:
+        return None
+    usual = head_dim**-0.5
+    return usual if math.isclose(factor, usual, rel_tol=1e-5) else float(f"{factor:.5g}")
 
 
 def _contradiction(layout: AttentionLayout, proof: Evidence, tolerance: float, weights: Weights) -> str | None:
