@@ -15,6 +15,7 @@ from torch import Tensor
 
 from structured_init.hosts.attention_site import AttentionSite
 from structured_init.util.errors import StructuredInitError
+from structured_init.util.names import wrapped_child
 
 
 @runtime_checkable
@@ -51,15 +52,14 @@ class WeightProducts(NamedTuple):
 def weight_products(site: HasProjections) -> WeightProducts:
     """Return the weight products of an attention site, in float32 on the CPU.
 
-    Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone. What LoRA of peft adds to the
-    weights is included.
+    Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone.
 
     Args:
         site: an ``AttentionSite``, or anything with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv)
             and ``output`` (H, kv, D). With Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
 
     Raises:
-        StructuredInitError: it is a whole model, or has adapters that do more than add (DoRA): merge them first.
+        StructuredInitError: it is a whole model, or has adapters of peft: merge them first.
 
     Example:
         >>> import timm
@@ -74,7 +74,9 @@ def weight_products(site: HasProjections) -> WeightProducts:
         raise StructuredInitError(
             f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
         )
-    site = site.with_adapters() if isinstance(site, AttentionSite) else site
+    for name, layer in site.module.named_modules() if isinstance(site, AttentionSite) else ():
+        if wrapped_child(layer) == "base_layer":  # of peft
+            raise StructuredInitError(f"'{site.name}.{name}' has adapters: merge them first (merge_and_unload)")
     query, output = site.query.double(), site.output.double()
     repeats = query.shape[0] // site.key.shape[0]
     key = site.key.double().repeat_interleave(repeats, dim=0)

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
-from structured_init.hosts.shared import NAMES, Role, describe_clash, meeting, other_role, record_role, with_adapters
+from structured_init.hosts.shared import NAMES, Role, describe_clash, meeting, other_role, record_role
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import outwards
 from structured_init.weights import Weights
@@ -65,14 +65,6 @@ class AttentionSite:
         site = copy(self)
         site._weights = weights
         return site
-
-    def with_adapters(self) -> AttentionSite:
-        """Return this site to read from: what peft's LoRA adds is in its matrices, which else are as they are stored.
-
-        Raises:
-            StructuredInitError: other adapters are in use: they are to be merged first.
-        """
-        return self.through(with_adapters(self._weights, self.layout.parameters()))
 
     @property
     def num_heads(self) -> int:

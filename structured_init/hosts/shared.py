@@ -6,17 +6,13 @@ or one of two layers, the product that comes second is left alone, and the repor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
 from torch import Tensor
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, overlap, pieces
-from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import plain_names, wrapped_child
-from structured_init.weights import TrialWeights, Weights
-from structured_init.writer import full_value
+from structured_init.weights import Weights
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
 NAMES = {"query": "queries", "key": "keys", "value": "values", "output": "output projection"}
@@ -77,10 +73,7 @@ def describe_clash(weights: Weights, role: Role, other: Role) -> str:
     return f"'{name}' is both the {first} of {of} and the {second} of {other_of}"
 
 
-# What the report says of weights that several places share, and weights below adapters.
-
-DORA = "lora_magnitude_vector"  # peft's DoRA: ‖W + ΔW‖ of each output, computed once, when the adapter is put in
-LORA = "lora_B"  # the second factor of ΔW = B A
+# What the report says of weights that several places share.
 
 
 def note_shared(weights: Weights) -> None:
@@ -95,27 +88,3 @@ def _several_roles(weights: Weights, target: Tensor) -> bool:
     """Say whether numbers of a tensor are two matrices of attention, such as keys and values: the site says so."""
     pairs = combinations(weights.roles.get(id(target), {}).values(), 2)
     return any(one.matrix != two.matrix and overlap(one.place, two.place) for one, two in pairs)
-
-
-def with_adapters(weights: Weights, parameters: Iterable[Tensor]) -> Weights:
-    """Return an overlay to read some parameters from: below peft's LoRA they are W + ΔW, as the model computes with.
-
-    Raises:
-        StructuredInitError: what an adapter in use does to a weight is no such sum (DoRA, IA³).
-    """
-    overlay, wanted, plain = TrialWeights(weights), {id(each) for each in parameters}, plain_names(weights.model)
-    for name, layer in weights.model.named_modules():
-        if wrapped_child(layer) != "base_layer" or layer.disable_adapters:
-            continue
-        below = [each for each in layer.base_layer.parameters() if id(each) in wanted]
-        used = [each for each in layer.active_adapters if each not in layer.merged_adapters]
-        if not below or not used:
-            continue
-        weight, factors = layer.base_layer._parameters.get("weight"), getattr(layer, LORA, None)
-        adds = factors is not None and all(each is weight for each in below)
-        if not adds or any(each in getattr(layer, more, ()) for each in used for more in (DORA, "lora_variant")):
-            raise StructuredInitError(f"'{plain(name)}' has adapters: merge them first (merge_and_unload)")
-        for each in used:
-            if each in factors:
-                overlay.edit(weight, LORA).add_(full_value(layer.get_delta_weight(each), name))
-    return overlay
