@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.known_attention import ATTENTION, described_attention
 from structured_init.hosts.mlp import is_map, mlps
-from structured_init.util.names import named_plain_modules, outwards, within
+from structured_init.util.names import named_plain_modules, within
 from structured_init.weights import Weights
 
 
@@ -63,18 +63,15 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     attending = list(known)
     own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
     explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.up, mlp.down)}
-    closed = attending + [name for name, module in weights.modules.items() if _is_chain(module)]
-    left: dict[str, list[Tensor]] = {}
+    for module in weights.modules.values():
+        if isinstance(module, nn.Embedding) or _is_chain(module):
+            explained |= {id(each) for each in module.parameters()}
+    found = []
     for name, module in weights.modules.items():
-        if isinstance(module, nn.Embedding) or any(within(name, each) for each in closed):
+        if not name or any(within(name, each) or within(each, name) for each in attending):
             continue
-        held = [each for each in module._parameters.values() if each is not None and id(each) not in explained]
-        maps = [each for each in held if is_map(each)]
-        for around in outwards(name):  # the module and what is around it
-            if not maps or not around or any(within(each, around) for each in attending):
-                break
-            left.setdefault(around, []).extend(maps)
-    found = [name for name, maps in left.items() if _could_attend(maps)]
+        if _could_attend([each for each in module.parameters() if is_map(each) and id(each) not in explained]):
+            found.append(name)
     return [name for name in found if not any(within(other, name) and other != name for other in found)]
 
 
