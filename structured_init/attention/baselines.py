@@ -100,7 +100,7 @@ class UniformProjections(Initializer):
         where: which attention layers and MLPs, by shell pattern.
 
     Raises:
-        StructuredInitError: at construction, a negative size, or nothing to write; at :meth:`plan`, no attention layer
+        StructuredInitError: at construction, a negative size; at :meth:`plan`, no attention layer
             of a known class, or no such MLP.
 
     Source: zero output projections: karpathy/nanochat, ``nanochat/gpt.py``; uniform projections of 0.5/√D:
@@ -114,10 +114,8 @@ class UniformProjections(Initializer):
     where: Where = None
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in ("query_key_value", "output", "mlp_output")}
-        check_not_negative(WHO, null=True, **sizes)
-        if all(size is None for size in sizes.values()):
-            raise StructuredInitError(f"{WHO}: every size is None: there is nothing to write")
+        check_not_negative(WHO, null=True, query_key_value=self.query_key_value, output=self.output)
+        check_not_negative(WHO, null=True, mlp_output=self.mlp_output)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sizes = dict.fromkeys(("query", "key", "value"), self.query_key_value) | {"output": self.output}

@@ -171,10 +171,6 @@ class Mimetic(Initializer):
         check_positive("Mimetic", stream_share=self.stream_share)
         if self.value_scale == "stream" and not self.value_output:
             raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")
-        if not self.query_key and not self.value_output and self.positions == "keep":
-            raise StructuredInitError(
-                "Mimetic: query_key and value_output are off and positions are kept: there is nothing to write"
-            )
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)

@@ -109,8 +109,6 @@ class MimeticStateSpace(Initializer):
             raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {self.layers!r}")
         for layer in self.layers or ():
             check_whole(WHO, least=None, layers=layer)
-        if not (self.decay or self.step or self.correlate or self.convolution):
-            raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         written: set[int] = set()  # what layers share is written once

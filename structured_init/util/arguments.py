@@ -19,35 +19,36 @@ def check_finite(who: str, *, null: bool = False, **numbers: Any) -> None:
     Raises:
         StructuredInitError: names the first that is wrong, and its value.
     """
-    _check(who, numbers, null, "be a finite number", lambda value: _is(Real, value) and abs(value) <= LARGEST)
+    _check(who, numbers, null, "be a finite number", _is_finite)
 
 
 def check_not_negative(who: str, *, null: bool = False, **numbers: Any) -> None:
     """Refuse what is no finite number from 0; arguments and errors as for :func:`check_finite`."""
-    check_finite(who, null=null, **numbers)
-    _check(who, numbers, null, "be at least 0", lambda value: value >= 0)
+    _check(who, numbers, null, "be a finite number from 0", lambda value: _is_finite(value) and value >= 0)
 
 
 def check_positive(who: str, *, null: bool = False, **numbers: Any) -> None:
     """Refuse what is no finite number above 0; arguments and errors as for :func:`check_finite`."""
-    check_finite(who, null=null, **numbers)
-    _check(who, numbers, null, "be positive", lambda value: value > 0)
-
-
-def check_whole(who: str, least: int | None = 1, *, null: bool = False, **numbers: Any) -> None:
-    """Refuse what is no whole number from ``least``, any where that is None; the rest as for :func:`check_finite`."""
-    _check(who, numbers, null, "be a whole number", lambda value: _is(Integral, value))
-    _check(who, numbers, null, f"be at least {least}", lambda value: least is None or value >= least)
+    _check(who, numbers, null, "be a finite number above 0", lambda value: _is_finite(value) and value > 0)
 
 
 def check_share(who: str, **numbers: Any) -> None:
     """Refuse what is no number from 0 and below 1; errors as for :func:`check_finite`."""
-    check_not_negative(who, **numbers)
-    _check(who, numbers, False, "be below 1", lambda value: value < 1)
+    _check(who, numbers, False, "be a number from 0 and below 1", lambda value: _is_finite(value) and 0 <= value < 1)
 
 
-def _is(kind: type, value: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def check_whole(who: str, least: int | None = 1, *, null: bool = False, **numbers: Any) -> None:
+    """Refuse what is no whole number from ``least``, any where that is None; the rest as for :func:`check_finite`."""
+    must = "be a whole number" if least is None else f"be a whole number from {least}"
+    _check(who, numbers, null, must, lambda value: _is_whole(value) and (least is None or value >= least))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check(who: str, numbers: dict[str, Any], null: bool, must: str, is_right: Callable[[Any], bool]) -> None:

@@ -248,15 +248,13 @@ class SparePositions(Initializer):
         where: which attention layers, by shell pattern.
 
     Raises:
-        StructuredInitError: at construction, nothing to write; at :meth:`plan`, no known attention layer, no
-            positions, or positions that leave no direction free.
+        StructuredInitError: at :meth:`plan`, no known attention layer, no positions, or positions that leave no
+            direction free.
 
     Source: ours; measurements in ``docs/impulse.md``.
     """
 
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
-        if not read and not write:
-            raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
         self.read, self.write, self.where = read, write, where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

@@ -215,8 +215,8 @@ def test_what_cannot_be_judged_says_why(change, message):
     ("options", "message"),
     [
         ({"mode": "up"}, "mode must be 'max' or 'min', got 'up'"),
-        ({"margin": -1}, "judge: margin must be positive or null, got -1"),
-        ({"proposals": 0}, "judge: proposals must be at least 1 or null, got 0"),
+        ({"margin": -1}, "judge: margin must be a finite number above 0 or null, got -1"),
+        ({"proposals": 0}, "judge: proposals must be a whole number from 1 or null, got 0"),
         ({"proposals": 10**400}, "0 proposals are too many to show any: at most 10,000"),
         ({"max_seeds": 3}, "max_seeds 3: differences are decided at 5, 10, 20 and 40 seeds"),
     ],

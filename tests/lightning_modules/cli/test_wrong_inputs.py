@@ -32,7 +32,7 @@ COMMAND_LINE = [
     ("vit_digits", "unrecognized arguments: vit_digits"),  # in jsonargparse's words, as the next
     ("--trainer.max_epochs=few", "trainer.max_epochs"),
     ("--trainer.devices=0", "devices"),  # in Lightning's words
-    ("--model.label_smoothing=2", "ImageClassifier: label_smoothing must be below 1, got 2.0"),
+    ("--model.label_smoothing=2", "ImageClassifier: label_smoothing must be a number from 0 and below 1, got 2.0"),
     ("--model.optimizer=torch.optim.Muon", "-c optim/muon"),
     ("--init.initializer=Mimetic --init.initializer.where=blocks.99.*", "selects none of the 2 attention layers"),
     ("--ckpt_path=lost.ckpt", "there is no checkpoint 'lost.ckpt'"),

@@ -136,8 +136,8 @@ def test_corrupt_parquet_is_named(pictures, cut):
     ("arguments", "said"),
     [
         ({"fraction": 1.5}, "fraction=1.5 is not in (0, 1]"),
-        ({"val_fraction": 1.0}, "ImageData: val_fraction must be below 1, got 1.0"),
-        ({"batch_size": 0}, "ImageData: batch_size must be at least 1, got 0"),
+        ({"val_fraction": 1.0}, "ImageData: val_fraction must be a number from 0 and below 1, got 1.0"),
+        ({"batch_size": 0}, "ImageData: batch_size must be a whole number from 1, got 0"),
     ],
 )
 def test_argument_out_of_its_range(as_installed, arguments, said):
