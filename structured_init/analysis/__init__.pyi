@@ -4,7 +4,6 @@ from .blocks import repeated_blocks as repeated_blocks
 from .capture import NoAttentionError as NoAttentionError
 from .capture import capture_attention as capture_attention
 from .capture import register_capture as register_capture
-from .capture import undisturbed as undisturbed
 from .cka import cka as cka
 from .cka import cka_matrix as cka_matrix
 from .cka import gram_matrices as gram_matrices

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.registry import Where
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.linalg import empirical_covariance
+from structured_init.util.linalg import empirical_covariance as empirical_covariance
 
 Filters = Float[Tensor, "filters _ _"]
 

@@ -37,16 +37,16 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
 
 
 def _watch(weights: Weights) -> Seen:
-    given, unasked = weights.batch is not None, None
+    given, batch, unasked = weights.batch is not None, None, None
+    if why := cannot_run(weights.model, asked=True):
+        return Seen(why_not=why)
     try:
-        if why := cannot_run(weights.model, asked=True):
-            raise StructuredInitError(why)
-        try:
-            batch = weights.ask()
-        except StructuredInitError as error:
-            batch, unasked = None, str(error)
-        if why := cannot_run(weights.model, asked=batch is not None):
-            raise StructuredInitError(why)
+        batch = weights.ask()
+    except StructuredInitError as error:
+        unasked = str(error)
+    if why := cannot_run(weights.model, asked=batch is not None):
+        return Seen(why_not=unasked or why)
+    try:
         return watch_model(weights.model, batch)
     except StructuredInitError as error:
         if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
