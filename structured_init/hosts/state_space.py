@@ -340,14 +340,6 @@ def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[S
 
 # Which state-space layers of a model are meant, and one line that says what it has where there is none.
 
-REASONS = {  # class → why its parameters are not what a site has
-    "ZambaMambaMixer": "its heads have matrices of their own, in parameters of three axes",
-    "OlmoHybridGatedDeltaNet": "queries, keys and values have a short convolution each",
-    "KimiLinearDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
-    "BailingHybridDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
-    "Glm5NextTextLinearAttention": "every channel of a key has a decay of its own that depends on the token",
-}
-
 
 def required_state_space_sites(
     weights: Weights, where: Where, layers: list[int] | None, who: str
@@ -361,8 +353,7 @@ def required_state_space_sites(
     if not everywhere:
         kinds = sorted(set(unknown.values()))
         has = f"the model has {', '.join(kinds)}" if kinds else what_the_model_has(weights.model)
-        has = "; ".join(map(why_unknown, kinds)) if REASONS.keys() & kinds else f"{has}: {WAY_OUT}"
-        raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}")
+        raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}: {WAY_OUT}")
     count = len(everywhere)
     if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
         raise StructuredInitError(
@@ -379,18 +370,9 @@ def required_state_space_sites(
     warn_of_idle(weights, where, [*(site.name for site in everywhere), *unknown], who, "state-space layer")
     for site in {type(each.module): each for each in sites}.values():
         site.check()
-    for site in sites:  # a layer that no host can run: each group of B and C serves equally many heads
-        heads, groups = site.num_heads, site.num_groups
-        if heads % groups:
-            *most, last = (number for number in range(1, heads + 1) if heads % number == 0)
-            valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
-            raise StructuredInitError(
-                f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
-                f" run: the number of groups must divide the number of heads, so it must be {valid}"
-            )
     for name, kind in unknown.items():
         if not callable(where) and selects(where, name, None):
-            weights.skip(name, why_unknown(kind))
+            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
     return sites
 
 
@@ -401,8 +383,3 @@ def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
         for name, module in named_plain_modules(model)
         if STATE_SPACE.find(module) is None and "A_log" in module._parameters
     }
-
-
-def why_unknown(kind: str) -> str:
-    """Return one line on a class of state-space layers that is not known."""
-    return f"{kind} has no layout: {REASONS[kind]}" if kind in REASONS else f"{kind} is not known: {WAY_OUT}"

@@ -210,12 +210,6 @@ class OwnMixer(nn.Module):
         ),
         (mamba, {"layers": [0, 3]}, "names layer 3, but the model's 3 state-space layers are numbered 0 to 2"),
         (mamba, {"where": "x.*"}, "where='x.*' selects none of the 3 state-space layers (backbone.layers.0.mixer"),
-        (
-            lambda: mamba2(n_groups=8),
-            {},
-            "'backbone.layers.0.mixer' has 8 groups of B and C for 4 heads, and cannot run: the number of groups must "
-            "divide the number of heads, so it must be 1, 2 or 4",
-        ),
     ],
 )
 def test_a_model_it_cannot_start_is_refused_in_one_line(build, options, message):
