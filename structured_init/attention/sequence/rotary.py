@@ -146,9 +146,9 @@ class RotaryHeads(Heads):
 def token_tables(site: AttentionSite, weights: Weights) -> list[Tensor]:
     """Return the tables of tokens that are added up before the layers around an attention layer, the largest first.
 
-    These are embeddings of the tokens' width outside of lists of layers, and parameters that a pass looked up; not a
-    table inside of another (a bigram hash). They are looked for in the module that holds the list of layers, then in
-    those around it, but not beyond one whose convolution makes the tokens.
+    These are embeddings of the tokens' width outside of lists of layers, and parameters that a pass looked up. They
+    are looked for in the module that holds the list of layers, then in those around it, but not beyond one whose
+    convolution makes the tokens.
     """
     modules = weights.modules
     stacks = {name for name, module in modules.items() if is_stack(module)}
@@ -161,11 +161,9 @@ def token_tables(site: AttentionSite, weights: Weights) -> list[Tensor]:
             if (not around or name.startswith(f"{around}."))
             and not any(name != stack and within(name, stack) for stack in stacks)
         }
-        lookups = [name for name, module in outside.items() if isinstance(module, nn.Embedding)]
-        outermost = [name for name in lookups if not any(name != other and within(name, other) for other in lookups)]
-        found = [outside[name].weight for name in outermost]
-        others = (module._parameters.values() for name, module in outside.items() if name not in lookups)
-        found += [each for own in others for each in own if each is not None and id(each) in weights.seen.one_row]
+        found = [module.weight for module in outside.values() if isinstance(module, nn.Embedding)]
+        for module in outside.values():
+            found += [each for each in module.parameters(recurse=False) if id(each) in weights.seen.one_row]
         tables = [each for each in dict.fromkeys(found) if each.ndim == 2 and each.shape[1] == site.embed_dim]
         patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
         if tables or (patches and patches[-1].out_channels == site.embed_dim):
