@@ -137,8 +137,7 @@ class TokenSoftmaxValue(nn.Module):
         mode: one of these.
         scale: factor on softmaxᵀ(V), whose mean over M tokens is 1/M.
         alpha: α at the start, in [0, 1].
-        learnable: α is a parameter (num_heads,), which may leave [0, 1].
-        num_heads: how many α are learned: the value heads for one each, 1 for a shared one.
+        learnable: α is a parameter (1,), which may leave [0, 1].
 
     Raises:
         StructuredInitError: an unknown mode, α outside of [0, 1], an α for ``replace``.
@@ -152,7 +151,6 @@ class TokenSoftmaxValue(nn.Module):
         scale: float = 1.0,
         alpha: float = 1.0,
         learnable: bool = False,
-        num_heads: int = 1,
     ) -> None:
         check_choice("TokenSoftmaxValue", mode=(mode, Mode))
         if not 0 <= alpha <= 1:
@@ -161,7 +159,7 @@ class TokenSoftmaxValue(nn.Module):
             raise StructuredInitError("mode 'replace' has no alpha: use 'remix', which is the same at alpha = 1")
         super().__init__()
         self.mode, self.scale = mode, float(scale)
-        self.alpha = nn.Parameter(torch.full((num_heads,), float(alpha))) if learnable else float(alpha)
+        self.alpha = nn.Parameter(torch.tensor([float(alpha)])) if learnable else float(alpha)
 
     def forward(
         self, values: Float[Tensor, "*batch tokens value_dim"], visible: Bool[Tensor, ...] | None = None
@@ -184,11 +182,10 @@ class TokenSoftmaxValue(nn.Module):
         return token_softmax_attention(query, key, value, *self.factors(), mask, **call)
 
     def factors(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return the factors on V and on softmaxᵀ(V), numbers or (num_heads, 1, 1)."""
-        alpha = self.alpha.view(-1, 1, 1) if isinstance(self.alpha, Tensor) else self.alpha
+        """Return the factors on V and on softmaxᵀ(V), numbers or (1,)."""
         if self.mode in ("replace", "remix"):  # to replace is to mix at α = 1
-            return 1 - alpha, alpha * self.scale
-        return 1.0, alpha * (self.scale if self.mode == "add" else -self.scale)
+            return 1 - self.alpha, self.alpha * self.scale
+        return 1.0, self.alpha * (self.scale if self.mode == "add" else -self.scale)
 
     def extra_repr(self) -> str:
         return f"mode={self.mode}, scale={self.scale:g}, learnable={isinstance(self.alpha, Tensor)}"

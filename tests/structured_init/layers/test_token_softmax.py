@@ -121,15 +121,16 @@ def test_what_comes_later_changes_nothing_before_it(size, by_mask):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_grouped_values_are_repeated_and_keep_their_own_alpha(is_causal):
+def test_grouped_values_are_repeated_and_alpha_is_learned(is_causal):
     query, key, value = projections(2, heads=4, kv_heads=2)
-    values = TokenSoftmaxValue("remix", learnable=True, num_heads=2).double()
-    values.alpha.data.copy_(torch.tensor([0.1, 0.9]))
+    values = TokenSoftmaxValue("remix", alpha=0.1, learnable=True).double()
     grouped = values.attend(query, key, value, is_causal=is_causal)
-    for head, alpha in enumerate([0.1, 0.1, 0.9, 0.9]):
+    for head in range(4):
         alone = [query[:, head : head + 1], *(tensor[:, head // 2 : head // 2 + 1] for tensor in (key, value))]
-        expected = naive(*alone, lambda b, h, i, j: j <= i or not is_causal, 1 - alpha, alpha)
+        expected = naive(*alone, lambda b, h, i, j: j <= i or not is_causal, 0.9, 0.1)
         torch.testing.assert_close(grouped[:, head : head + 1], expected, rtol=1e-6, atol=1e-6)
+    grouped.square().sum().backward()
+    assert values.alpha.grad.abs() > 0
 
 
 def test_no_alpha_at_all_leaves_attention_as_it_was():
