@@ -45,15 +45,15 @@ KEEPS |= {"tanh", "relu", "gelu", "silu", "sigmoid", "clamp", "masked_fill", "ad
 
 def follow(seen: Pass, operation: Operation) -> None:
     """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
-    tags = [seen.tag(leaf) for leaf in tensors(operation.args)]
-    given = [tag for tag in tags if tag is not None]
+    leaves = tensors(operation.args)
+    given = [tag for leaf in leaves if (tag := seen.tag(leaf)) is not None]
     for out in tensors(operation.result) if given else ():
         if not (out.is_floating_point() or out.is_complex()):
             continue
         same = [tag for tag in given if tag.codes.shape == out.shape]
         if same:
             _follow_numbers(seen, operation, out, given, same)
-        elif any(tag.codes.numel() >= out.numel() for tag in given):  # else both are spread, as maps of one key are
+        elif any(leaf.numel() >= out.numel() for leaf in leaves):  # else all are spread, as a map of one key is
             seen.tags[out] = _reduced(operation, out, given)
 
 
