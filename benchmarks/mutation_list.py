@@ -273,7 +273,7 @@ MUTATIONS = [
         "callbacks/test_before_after.py callbacks/test_attention_map.py",
     ),
     # Tasks and data
-    Mutation(MASKS, 'blocks["around"] | padding', "padding", OF_MASKS),
+    Mutation(MASKS, "torch.isin(ids, torch.tensor(self.masking.tokenizer.all_special_ids))", "ids < 0", OF_MASKS),
     Mutation(
         "lightning_modules/data/text/blocks.py",
         "begins | padding",
@@ -458,8 +458,8 @@ MUTATIONS = [
     Mutation(f"{DATA}/text/classification_data.py", "np.setdiff1d(rows, self.parts[0])", "rows", DATA),
     Mutation(
         f"{DATA}/text/classification_data.py",
-        "truncation=True, ",
-        "",
+        "room = self.max_length - len(begin) - len(end)",
+        "room = self.max_length",
         DATA,
     ),
     # Stopping, resuming and what callbacks keep

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 IGNORED = -100
-# A token: its number, how many characters of the text it stands for, whether the tokenizer put it around the text, and
-# its document, from 1; 0 for padding.
-TOKEN = np.dtype([("id", np.int32), ("characters", np.int32), ("around", np.bool_), ("document", np.int32)])
+# A token: its number, how many characters of the text it stands for, and its document, from 1; 0 for padding.
+TOKEN = np.dtype([("id", np.int32), ("characters", np.int32), ("document", np.int32)])
 Tokens = NDArray[np.void]  # of TOKEN: (M,), or (N, T) in blocks
 
 
@@ -36,44 +35,52 @@ def cut(tokens: Tokens, block_size: int, pad_token_id: int) -> Tokens:
 
 
 def tokens_of_rows(rows: dict[str, list[str]], tokenizer: PreTrainedTokenizerFast) -> dict[str, list[list[int]]]:
-    """Return the tokens of rows by the names of ``TOKEN``; all characters of a row are counted.
+    """Return the tokens of rows, and how many characters each stands for: all, those of its row.
 
     A character that several tokens share, as bytes of it, counts for the first of them; what a tokenizer leaves out, as
     spaces between words, for the token after it.
     """
-    found = tokenizer(rows["text"], return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+    found = tokenizer(rows["text"], add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     characters = []
     for text, offsets in zip(rows["text"], found["offset_mapping"], strict=True):
         ends = np.maximum.accumulate([0, *(stop for _, stop in offsets)])
         ends[-1] = len(text)
         characters.append(np.diff(ends).tolist())
-    return {"id": found["input_ids"], "characters": characters, "around": found["special_tokens_mask"]}
+    return {"ids": found["input_ids"], "characters": characters}
 
 
-def encode(rows: Dataset, tokenizer: PreTrainedTokenizerFast, one_document: bool) -> Tokens:
+def encode(
+    rows: Dataset, tokenizer: PreTrainedTokenizerFast, begin: list[int], end: list[int], one_document: bool
+) -> Tokens:
     """Return the column ``text`` as tokens (M,): each row is a document, or all of them are one.
 
-    ``datasets`` keeps the tokens of rows that it has read from a file.
+    Each document stands between the tokens that begin and end one, which stand for no character. ``datasets`` keeps the
+    tokens of rows that it has read from a file.
     """
     encoded = rows.map(
         tokens_of_rows, batched=True, remove_columns=rows.column_names, fn_kwargs={"tokenizer": tokenizer}
     )
     table = encoded.with_format("arrow")[:]
-    lengths = table["id"].combine_chunks().value_lengths().to_numpy()
-    tokens = np.zeros(lengths.sum(), TOKEN)
-    for name in table.column_names:
-        tokens[name] = table[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    tokens["document"] = 1 if one_document else np.repeat(np.arange(1, len(lengths) + 1), lengths)
+    ids = table["ids"].combine_chunks()
+    lengths = ids.value_lengths().to_numpy()
     if one_document:
-        between_rows = tokens["around"].copy()
-        between_rows[[0, -1]] = False
-        tokens = tokens[~between_rows]
-    return tokens
+        lengths = lengths.sum(keepdims=True)
+    documents = np.arange(1, len(lengths) + 1)
+    tokens = np.zeros(lengths.sum(), TOKEN)
+    tokens["id"] = ids.flatten().to_numpy()
+    tokens["characters"] = table["characters"].combine_chunks().flatten().to_numpy()
+    tokens["document"] = np.repeat(documents, lengths)
+    around = np.zeros((len(documents), len(begin) + len(end)), TOKEN)
+    around["id"] = [*begin, *end]
+    around["document"] = documents[:, None]
+    stops = np.cumsum(lengths)
+    places = np.repeat([stops - lengths, stops], [len(begin), len(end)], axis=0).T
+    return np.insert(tokens, places.ravel(), around.ravel())
 
 
 @dataclass(eq=False, repr=False)
 class Blocks(BatchedSet):
-    """Blocks of tokens; the corruption of a batch is a function of the seed, its epoch and its first block.
+    """Blocks of tokens; a block's corruption is a function of (seed, epoch, index).
 
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendix A.1.
     """
@@ -101,20 +108,25 @@ class Blocks(BatchedSet):
         epochs, indices = epochs_and_indices(keys)
         blocks = self.tokens[indices]
         ids = torch.from_numpy(blocks["id"].astype(np.int64))
-        documents = blocks["document"]
-        padding = documents == 0
+        # Nothing stands before a document's first token that it could be predicted from.
+        begins = np.diff(blocks["document"], prepend=0) != 0
+        padding = blocks["document"] == 0
+        segments = np.where(padding, 0, np.cumsum(begins, axis=1))
         if self.masking is None:
-            # Nothing stands before a document's first token that it could be predicted from.
-            begins = np.diff(documents, prepend=0) != 0
             inputs, labels = ids, ids.masked_fill(torch.from_numpy(begins | padding), IGNORED)
         else:
-            seed = derive_seeds(self.seed, 0 if self.fixed else epochs[0], indices[0])[0]
-            self.masking.generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            never = torch.from_numpy(blocks["around"] | padding)
-            inputs, labels = self.masking.torch_mask_tokens(ids, special_tokens_mask=never)
+            inputs, labels = self._mask(ids, derive_seeds(self.seed, 0 if self.fixed else epochs, indices))
         characters = torch.from_numpy(blocks["characters"].copy()).masked_fill(labels == IGNORED, 0)
         batch = {"input_ids": inputs, "labels": labels, "characters": characters}
-        segments = np.where(padding, 0, documents - documents[:, :1] + 1)
         if (segments != 1).any():
-            batch["segment_ids"] = torch.from_numpy(segments.astype(np.int64))
+            batch["segment_ids"] = torch.from_numpy(segments)
         return batch
+
+    def _mask(self, ids: Tensor, seeds: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
+        """Return ids (B, T) with some replaced, and labels (B, T); a block has a generator of its own."""
+        inputs, labels = ids.clone(), ids.clone()
+        special = torch.isin(ids, torch.tensor(self.masking.tokenizer.all_special_ids))
+        for row, seed in enumerate(seeds):
+            self.masking.generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
+            inputs[row], labels[row] = self.masking.torch_mask_tokens(inputs[row], special_tokens_mask=special[row])
+        return inputs, labels

@@ -115,6 +115,9 @@ class TextClassificationData(LabelledData, Tokenized):
     def _sentences(self, split: str, rows: NDArray[np.int64]) -> Sentences:
         from transformers import DataCollatorWithPadding
 
+        begin, end = self.ends()
+        room = self.max_length - len(begin) - len(end)
         texts = self._texts(split, rows)
-        ids = self.tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
+        found = self.tokenizer(texts, add_special_tokens=False, truncation=True, max_length=room)
+        ids = [[*begin, *numbers, *end] for numbers in found["input_ids"]]
         return Sentences(ids, self.source.labels(split)[rows], DataCollatorWithPadding(self.tokenizer))

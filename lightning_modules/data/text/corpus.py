@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_modules.data.finding import Column, Kind, open_splits
 from structured_init.util.errors import StructuredInitError
@@ -93,27 +94,35 @@ def split_lines(rows: dict[str, list[str | None]]) -> dict[str, list[str]]:
 def carve(corpus: Corpus, shares: Mapping[str, float], seed: int) -> Corpus:
     """Take parts that the corpus lacks out of train, by their shares of its characters; refuse an empty one.
 
-    They are documents drawn by the seed, or of a single document the lines from its end backwards, taken in that order
-    until a part has its share.
+    They are documents drawn by the seed, or of a single document the lines from its end backwards.
     """
+    lacking = {part: share for part, share in shares.items() if share > 0 and part not in corpus.parts}
     whole = corpus.parts["train"]
     lengths = np.array([len(text) for text in whole["text"]])
     order = np.random.default_rng(seed).permutation(len(lengths))
     if corpus.one_document:
         order = np.arange(len(lengths))[::-1]
-    bounds = np.cumsum([0, *lengths[order]])
-    rows = {}
-    first = 0
-    for part, share in shares.items():
-        if share > 0 and part not in corpus.parts:
-            enough = bounds[first] + round(share * int(bounds[-1]))
-            stop = int(np.searchsorted(bounds[:-1], enough))
-            rows[part] = order[first:stop]
-            first = stop
-    rows["train"] = order[first:]
-    for part, chosen in rows.items():
-        if len(chosen) == 0:
+    parts = dict(corpus.parts)
+    for part, rows in zip([*lacking, "train"], carve_rows(lengths, list(lacking.values()), order), strict=True):
+        if len(rows) == 0:
             raise StructuredInitError(f"{len(lengths)} rows of text are too few to carve a part '{part}' out of them")
-    return Corpus(
-        corpus.parts | {part: whole.select(np.sort(chosen)) for part, chosen in rows.items()}, corpus.one_document
-    )
+        parts[part] = whole.select(rows)
+    return Corpus(parts, corpus.one_document)
+
+
+def carve_rows(
+    lengths: NDArray[np.int64], shares: Sequence[float], order: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Return the rows of parts with about the given shares of the characters, and those of the rest, sorted.
+
+    Rows, of ``lengths`` (R,), are taken in that order until a part has its share.
+    """
+    bounds = np.cumsum([0, *lengths[order]])
+    parts = []
+    first = 0
+    for share in shares:
+        enough = bounds[first] + round(share * int(bounds[-1]))
+        stop = int(np.searchsorted(bounds[:-1], enough))
+        parts.append(np.sort(order[first:stop]))
+        first = stop
+    return [*parts, np.sort(order[first:])]

@@ -25,8 +25,8 @@ class TextData(SeededData, Tokenized):
     or holds several documents, ``segment_ids``, 0 for padding.
 
     Documents, between the tokens that begin and end one, are joined and cut every T tokens. Each token is in one block
-    once an epoch. A batch is a function of the seed and its number: the order and the corruption do not depend on the
-    number of workers, and leave the global random states alone. A part that the corpus lacks is carved out of train, by
+    once an epoch. The order and the corruption are functions of (seed, epoch, index): they do not depend on the number
+    of workers, and leave the global random states alone. A part that the corpus lacks is carved out of train, by
     document, or out of a single document by contiguous lines.
 
     Args:
@@ -43,6 +43,7 @@ class TextData(SeededData, Tokenized):
         objective: ``causal`` or ``masked``.
         mask_probability: of each token to be predicted by a masked model.
         block_size: tokens in a block.
+        cross_documents: let documents in one block see each other.
         fraction: share of the training part's blocks to train on, in (0, 1], drawn by ``split_seed``.
         val_fraction: share of train to validate on where the corpus has no such split, in [0, 1); 0 for no validation.
         test_fraction: share of train to test on where the corpus has no such split, in [0, 1).
@@ -70,6 +71,7 @@ class TextData(SeededData, Tokenized):
         objective: str = "causal",
         mask_probability: float = 0.15,
         block_size: int = 256,
+        cross_documents: bool = False,
         fraction: float = 1.0,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
@@ -80,8 +82,9 @@ class TextData(SeededData, Tokenized):
         self.config, self.text_column, self.documents = config, text_column, documents
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
         self.objective, self.mask_probability = objective, mask_probability
-        self.block_size, self.fraction = block_size, fraction
-        self.val_fraction, self.test_fraction, self.split_seed = val_fraction, test_fraction, split_seed
+        self.block_size, self.cross_documents = block_size, cross_documents
+        self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
+        self.split_seed = split_seed
         check_fractions(fraction=fraction, mask_probability=mask_probability)
         check_share("TextData", val_fraction=val_fraction, test_fraction=test_fraction)
         check_known("objective", objective, ("causal", "masked"))
@@ -116,7 +119,9 @@ class TextData(SeededData, Tokenized):
         return self._blocks("test", self.split_seed, fixed=True)
 
     def _blocks(self, part: str, seed: int, fixed: bool) -> Blocks:
-        tokens = encode(self.corpus.parts[part], self.tokenizer, self.corpus.one_document)
+        tokens = encode(self.corpus.parts[part], self.tokenizer, *self.ends(), self.corpus.one_document)
+        if self.cross_documents:
+            tokens["document"] = 1
         masking = None
         if self.objective == "masked":
             from transformers import DataCollatorForLanguageModeling

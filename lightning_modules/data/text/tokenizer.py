@@ -69,7 +69,6 @@ class Tokenized:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """The tokenizer; makes it where it is to be made."""
-        from tokenizers.processors import TemplateProcessing
         from transformers import PreTrainedTokenizerFast
 
         if self.tokenizer_name == "characters":
@@ -78,8 +77,6 @@ class Tokenized:
             made = train_byte_pairs(self.training_texts(), self._vocab_size)
         else:
             return _saved_tokenizer(self.tokenizer_name)
-        ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
-        made.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=ends)
         # A text that holds "</s>" says so, and ends no document: special tokens are split like other words.
         return PreTrainedTokenizerFast(tokenizer_object=made, split_special_tokens=True, **SPECIAL)
 
@@ -87,6 +84,14 @@ class Tokenized:
     def vocab_size(self) -> int:
         """Rows that an embedding of the tokens needs."""
         return len(self.tokenizer)
+
+    def ends(self) -> tuple[list[int], list[int]]:
+        """Return the tokens before and after a text; one before it where both are the same, as in GPT-2."""
+        begin = self.tokenizer.bos_token or self.tokenizer.cls_token
+        end = self.tokenizer.eos_token or self.tokenizer.sep_token
+        before = [] if begin is None else self.tokenizer.convert_tokens_to_ids([begin])
+        after = [] if end in (None, begin) else self.tokenizer.convert_tokens_to_ids([end])
+        return before, after
 
 
 def _saved_tokenizer(name: str) -> PreTrainedTokenizerFast:

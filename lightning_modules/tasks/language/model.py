@@ -154,7 +154,7 @@ class LanguageModel(NetworkTask):
         if not self._takes_segments:
             raise StructuredInitError(
                 f"{type(self.network).__name__}.forward takes no attention_mask and position_ids, which several "
-                "documents in one block need: add them, or join the texts (--data.documents file)"
+                "documents in one block need: add them, or let the data's blocks cross documents"
             )
         mask = segment_mask(segment_ids, causal=self.objective == "causal")
         if getattr(getattr(self.network, "config", None), "_attn_implementation", None) == "eager":  # it adds its masks

@@ -78,7 +78,7 @@ def test_a_text_stands_between_special_tokens_and_is_cut_and_padded(write):
     of = data(write("train", ["ab", "abcdefgh"], [0, 1]), val_fraction=0, max_length=6, batch_size=2)
     batch = of.train_set.__getitems__([(0, 0), (3, 1)])
     begin, end, pad = of.tokenizer.bos_token_id, of.tokenizer.eos_token_id, of.tokenizer.pad_token_id
-    a, b, c, d = of.tokenizer.encode("abcd", add_special_tokens=False)
+    a, b, c, d = of.tokenizer.encode("abcd")
     assert batch["input_ids"].tolist() == [[begin, a, b, end, pad, pad], [begin, a, b, c, d, end]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
     assert batch["labels"].tolist() == [0, 1]

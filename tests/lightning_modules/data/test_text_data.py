@@ -75,6 +75,9 @@ def test_corruption_changes_with_the_epoch_in_training_and_is_fixed_in_validatio
     chosen = first["labels"] != -100
     assert torch.equal(first["labels"][chosen][1:], clean[chosen][1:])
 
+    mixed = of.train_set.__getitems__([(1, 7), (0, 3), (1, 3)])  # a block is the same whatever stands beside it
+    assert all(torch.equal(mixed[name][1:], torch.stack([first[name], second[name]])) for name in first)
+
     other = data(folder, objective="masked", seed=5)
     assert equal([of.val_set[(0, 1)]], [of.val_set[(7, 1)]])
     assert equal(list(of.val_dataloader()), list(other.val_dataloader()))  # paired runs see one validation
@@ -174,6 +177,15 @@ def test_characters_of_a_part_sum_to_its_text(folder, documents, tokenizer):
         of_ends = np.isin(blocks.tokens["id"], [begin, end])
         assert (blocks.tokens["id"] == begin).sum() == (len(of.corpus.parts[part]) if documents == "row" else 1)
         assert not blocks.tokens["characters"][of_ends].any()  # they stand for no text
+
+
+def test_documents_may_see_each_other(folder):
+    apart, together = data(folder).val_set, data(folder, cross_documents=True).val_set
+    assert (apart.tokens["id"] == together.tokens["id"]).all()
+    batch = together.__getitems__([0, 1])
+    assert "segment_ids" not in batch
+    assert (batch["labels"][:, 0] == -100).all()
+    assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
 
 
 def test_a_fraction_of_the_training_part_has_its_tokenizer_and_its_validation(folder):

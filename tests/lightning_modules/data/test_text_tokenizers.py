@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from copy import deepcopy
 from pathlib import Path
 
-import numpy as np
 import pytest
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from lightning_modules.data import TextData
-from lightning_modules.data.text.blocks import encode, tokens_of_rows
+from lightning_modules.data.text.blocks import tokens_of_rows
 
 TEXTS = ["the cat sat on the mat, the cat sat", "die Katze saß  auf der Matte", "猫はマットの上 — naïve café"] * 3
 
@@ -34,11 +30,7 @@ def tokenizers(tmp_path_factory):
 
 
 def characters_of(tokenizer, text):
-    found = tokens_of_rows({"text": [text]}, tokenizer)
-    assert found["around"][0] == [1, *[0] * (len(found["id"][0]) - 2), 1]
-    begin, *characters, end = found["characters"][0]
-    assert begin == end == 0  # they stand for no text
-    return characters
+    return tokens_of_rows({"text": [text]}, tokenizer)["characters"][0]
 
 
 def test_characters_by_hand(tokenizers):
@@ -57,8 +49,8 @@ def test_tokens_account_for_every_character(tokenizers, name, text):
 @pytest.mark.parametrize("name", ["characters", "bpe"])
 def test_text_comes_back(tokenizers, name):
     for text in TEXTS:
-        assert tokenizers[name].decode(tokenizers[name].encode(text), skip_special_tokens=True) == text
-    ids = tokenizers["bpe"].encode("a</s><mask>", add_special_tokens=False)  # what looks like a special token is text
+        assert tokenizers[name].decode(tokenizers[name].encode(text)) == text
+    ids = tokenizers["bpe"].encode("a</s><mask>")  # what looks like a special token is text
     assert not set(ids) & set(tokenizers["bpe"].all_special_ids)
     assert tokenizers["bpe"].decode(ids) == "a</s><mask>"
 
@@ -92,20 +84,15 @@ def test_a_saved_tokenizer(tokenizers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "rows", "joined"),
+    ("special", "ends"),
     [
-        ("<s> $A </s>", [2, 0, 3, 2, 0, 3], [2, 0, 0, 3]),  # BERT's
-        ("<s> $A", [2, 0, 2, 0], [2, 0, 0]),  # Llama's
-        ("$A </s>", [0, 3, 0, 3], [0, 0, 3]),  # T5's
-        ("$A", [0, 0], [0, 0]),  # GPT-2's
+        ({"bos_token": "<s>", "eos_token": "</s>"}, ([2], [3])),
+        ({"cls_token": "<s>", "sep_token": "</s>"}, ([2], [3])),  # BERT's names
+        ({"bos_token": "</s>", "eos_token": "</s>"}, ([3], [])),  # GPT-2's one
+        ({"eos_token": "</s>"}, ([], [3])),
     ],
 )
-def test_a_saved_tokenizer_says_what_stands_around_a_document(tokenizers, template, rows, joined):
-    saved = deepcopy(tokenizers["characters"])
-    ends = [(token, saved.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
-    saved.backend_tokenizer.post_processor = TemplateProcessing(template, special_tokens=ends)
-    text = Dataset.from_dict({"text": ["c", "a"]})
-    for one_document, expected in ((False, rows), (True, joined)):
-        tokens = encode(text, saved, one_document)
-        assert np.where(tokens["around"], tokens["id"], 0).tolist() == expected
-        assert tokens["characters"].sum() == 2
+def test_what_stands_around_a_document(tokenizers, tmp_path, special, ends):
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, **special)
+    saved.save_pretrained(tmp_path)
+    assert TextData(tokenizer=str(tmp_path)).ends() == ends
