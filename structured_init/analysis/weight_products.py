@@ -75,7 +75,7 @@ def weight_products(site: HasProjections) -> WeightProducts:
             f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
         )
     for name, layer in site.module.named_modules() if isinstance(site, AttentionSite) else ():
-        if wrapped_child(layer) == "base_layer":  # of peft
+        if wrapped_child(layer) == "base_layer" and not (layer.merged or layer.disable_adapters):  # of peft
             raise StructuredInitError(f"'{site.name}.{name}' has adapters: merge them first (merge_and_unload)")
     query, output = site.query.double(), site.output.double()
     repeats = query.shape[0] // site.key.shape[0]

@@ -43,7 +43,6 @@ class TextData(SeededData, Tokenized):
         objective: ``causal`` or ``masked``.
         mask_probability: of each token to be predicted by a masked model.
         block_size: tokens in a block.
-        cross_documents: let documents in one block see each other.
         fraction: share of the training part's blocks to train on, in (0, 1], drawn by ``split_seed``.
         val_fraction: share of train to validate on where the corpus has no such split, in [0, 1); 0 for no validation.
         test_fraction: share of train to test on where the corpus has no such split, in [0, 1).
@@ -71,7 +70,6 @@ class TextData(SeededData, Tokenized):
         objective: str = "causal",
         mask_probability: float = 0.15,
         block_size: int = 256,
-        cross_documents: bool = False,
         fraction: float = 1.0,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
@@ -82,7 +80,7 @@ class TextData(SeededData, Tokenized):
         self.config, self.text_column, self.documents = config, text_column, documents
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
         self.objective, self.mask_probability = objective, mask_probability
-        self.block_size, self.cross_documents = block_size, cross_documents
+        self.block_size = block_size
         self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
         self.split_seed = split_seed
         check_fractions(fraction=fraction, mask_probability=mask_probability)
@@ -120,8 +118,6 @@ class TextData(SeededData, Tokenized):
 
     def _blocks(self, part: str, seed: int, fixed: bool) -> Blocks:
         tokens = encode(self.corpus.parts[part], self.tokenizer, *self.ends(), self.corpus.one_document)
-        if self.cross_documents:
-            tokens["document"] = 1
         masking = None
         if self.objective == "masked":
             from transformers import DataCollatorForLanguageModeling

@@ -7,6 +7,7 @@ import pytest
 from comparison.plan.comparison import point_name
 from comparison.runs.elsewhere import Wanted, read_elsewhere
 from comparison.runs.folder import choice_name, find_runs, read_manifest
+from comparison.runs.reading import read_runs
 from comparison.runs.records import load_curves, load_results
 from structured_init import StructuredInitError
 
@@ -89,6 +90,13 @@ def test_a_folder_without_a_comparison_is_one_line(tmp_path):
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(StructuredInitError, match="cannot read"):
         load_results(tmp_path)
+
+
+def test_a_folder_from_before_plans_is_refused_with_the_way_out(comparison):
+    folder = comparison(VALUES, pieces=())
+    (folder / "plan.json").rename(folder / "comparison.json")
+    with pytest.raises(StructuredInitError, match=r"before plans stood in 'plan\.json': rename its comparison\.json"):
+        read_runs(folder, Wanted())
 
 
 RUN = "runs/default/seed_0"

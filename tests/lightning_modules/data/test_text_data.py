@@ -179,15 +179,6 @@ def test_characters_of_a_part_sum_to_its_text(folder, documents, tokenizer):
         assert not blocks.tokens["characters"][of_ends].any()  # they stand for no text
 
 
-def test_documents_may_see_each_other(folder):
-    apart, together = data(folder).val_set, data(folder, cross_documents=True).val_set
-    assert (apart.tokens["id"] == together.tokens["id"]).all()
-    batch = together.__getitems__([0, 1])
-    assert "segment_ids" not in batch
-    assert (batch["labels"][:, 0] == -100).all()
-    assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
-
-
 def test_a_fraction_of_the_training_part_has_its_tokenizer_and_its_validation(folder):
     whole, half, tenth = (data(folder, tokenizer="bpe", vocab_size=300, fraction=share) for share in (1.0, 0.5, 0.1))
     blocks = [{tuple(row) for row in of.train_set.tokens["id"].tolist()} for of in (whole, half, tenth)]

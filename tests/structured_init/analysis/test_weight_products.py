@@ -51,4 +51,5 @@ def test_products_below_adapters_are_refused_until_they_are_merged():
     with pytest.raises(StructuredInitError) as error:
         weight_products(attention_sites(adapted)[0])
     assert str(error.value) == "'model.layers.0.self_attn.q_proj' has adapters: merge them first (merge_and_unload)"
-    weight_products(attention_sites(adapted.merge_and_unload())[0])
+    adapted.merge_adapter()
+    weight_products(attention_sites(adapted)[0])

@@ -243,6 +243,7 @@ def test_the_model_and_the_random_states_are_left_as_they_were():
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(map(torch.equal, before, model.parameters()))
     assert torch.equal(state, torch.get_rng_state())
+    assert torch.backends.mha.get_fastpath_enabled()
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
