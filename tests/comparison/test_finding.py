@@ -166,11 +166,11 @@ def complaint_of():
 
 @pytest.mark.slow
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
-    names = ("default", "mimetic", "mimetic_state_space", "impulse_adam", "kaiming_uniform", "truncated_normal")
+    names = ("default", "mimetic", "mimetic_state_space", "impulse_adam", "kaiming_uniform", "uniform_projections")
     monkeypatch.setattr(candidates, "preset_names", lambda: names)
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    assert list(found.arms) == ["default", "mimetic", "kaiming_uniform", "truncated_normal"]
+    assert list(found.arms) == ["default", "mimetic", "kaiming_uniform", "uniform_projections"]
     assert list(left_out) == ["mimetic_state_space", "impulse_adam"]  # no state in a transformer
     assert "its solver takes 10,000 steps" in left_out["impulse_adam"]
