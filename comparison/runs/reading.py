@@ -15,9 +15,11 @@ from structured_init.util.errors import StructuredInitError, nearest
 
 def read_runs(path: Path, wanted: Wanted) -> Compared:
     """Return what is compared, and its runs: of the folder of a comparison, of a table, or of a folder of logs."""
-    if (path / "comparison.json").exists():
-        raise StructuredInitError(f"'{path}' was made before plans stood in '{MANIFEST}': rename its comparison.json")
     if not os.path.lexists(path / MANIFEST):  # a link counts: it is refused
+        if os.path.lexists(path / "comparison.json"):
+            raise StructuredInitError(
+                f"'{path}' was made before plans stood in '{MANIFEST}': rename its comparison.json"
+            )
         return read_elsewhere(path, wanted)
     _refuse_links(path)
     manifest, results, metric = read_manifest(path), load_results(path), wanted.metric

@@ -59,7 +59,7 @@ def weight_products(site: HasProjections) -> WeightProducts:
             and ``output`` (H, kv, D). With Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
 
     Raises:
-        StructuredInitError: it is a whole model, or has adapters of peft: merge them first.
+        StructuredInitError: it is a whole model, or has adapters of peft that are neither merged nor disabled.
 
     Example:
         >>> import timm

@@ -11,8 +11,6 @@ from structured_init.hosts.known_attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 
-CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # before tokens of which no grid is known
-
 
 @register_attention("timm.layers.attention.Attention")
 @register_attention("timm.models.beit.Attention")
@@ -74,7 +72,7 @@ TOKENS: dict[str, Callable[[Any], TokenLayout | None]] = {
         _grid(model), model.num_prefix_tokens, model.pos_embed, first=model.num_prefix_tokens
     ),
     # A later stage has fewer tokens, on a grid that the stage itself does not know.
-    "pit.Transformer": lambda stage: None if stage.pool is None else CLASS_TOKEN,
+    "pit.Transformer": lambda stage: None if stage.pool is None else TokenLayout(None, prefix_tokens=1),
     # Positions enter as a bias of the logits, and none is added to the tokens.
     "vision_transformer_relpos.VisionTransformerRelPos": lambda model: TokenLayout(
         _grid(model), model.num_prefix_tokens

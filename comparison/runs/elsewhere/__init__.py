@@ -6,6 +6,7 @@ Nothing is guessed. What a table does not say, such as whether 0.85 beside 83 is
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def read_elsewhere(path: Path, wanted: Wanted) -> Compared:
     Raises:
         StructuredInitError: something is no table, no number, or does not say what it is; the message says where.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # also of a name that is too long
         beside = [each.name for each in path.parent.glob("*")]
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
     is_table = path.suffix.lower() in TABLES and not path.is_dir()

@@ -104,7 +104,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
 
 
 def _without_rounding(factor: float | None, head_dim: int) -> float | None:
-    """Return 1/√k where a batch shows a scale of about it, and five digits of any other: the same of every batch."""
+    """Return 1/√k where a batch shows a scale of about it, else five digits: what float32 rounds differs by batch."""
     if factor is None:
         return None
     usual = head_dim**-0.5

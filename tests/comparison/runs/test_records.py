@@ -99,6 +99,11 @@ def test_a_folder_from_before_plans_is_refused_with_the_way_out(comparison):
         read_runs(folder, Wanted())
 
 
+def test_a_name_that_no_system_takes_is_one_line(tmp_path):
+    with pytest.raises(StructuredInitError, match="there is no '"):
+        read_runs(tmp_path / ("x" * 300), Wanted())
+
+
 RUN = "runs/default/seed_0"
 
 
