@@ -5,10 +5,12 @@ Letters: D embed_dim, x the stream, x̂ what attention reads of it after its nor
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +29,7 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
+PASSES = 4  # two where both do the same; a cache that the first fills is not made in the second
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,17 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         if offered is None:
             raise StructuredInitError("the share of the stream is measured in a forward pass: give a batch, as batch=…")
         (part, inputs), known = offered, "random tokens or pixels"
-    run = partial(_run, weights, sites, part, inputs)
-    ways = _ways_to_the_stream(run)
+    streams, found = _measured(weights, sites, part, inputs, share)
     for site in sites:
-        if site.name not in ways:
+        if site.name not in found:
             raise StructuredInitError(
                 f"'{site.name}' does not run on {known}: its share of the stream cannot be measured"
             )
-    found = _measured(run, ways, share)
+        if site.name not in streams:
+            raise StructuredInitError(
+                f"what '{site.name}' puts out is added to nothing that it was made of, so its share of the stream"
+                " cannot be measured: use value_scale='target'"
+            )
     for site in weights.each(sites):
         branch = found[site.name]
         if not branch.factor:
@@ -93,83 +99,68 @@ def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor
             weights.write(bias, factor * weights.read(bias), by)
 
 
-@dataclass(frozen=True)
-class _Way:
-    """From a layer's output back to the stream that it is added to, as a first pass shows it."""
+def _measured(
+    weights: Weights, sites: Sequence[AttentionSite], part: nn.Module, inputs: Inputs, share: float
+) -> tuple[dict[str, int], dict[str, Branch]]:
+    """Return by layer the number of the stream, and what the branch must be multiplied with in all runs of the layer.
 
-    steps: list[int]
-    stream: Made
-    rms: float  # of the stream
-
-
-Leave = Callable[[str, nn.Module, tuple, Any], Any]
-
-
-def _run(
-    weights: Weights,
-    sites: Sequence[AttentionSite],
-    part: nn.Module,
-    inputs: Inputs,
-    residuals: Residuals,
-    leave: Leave,
-) -> None:
-    """Run the planned network once, with a hook on what every layer puts out."""
-    with ExitStack() as stack:
-        for site in sites:
-            module = last_module(site, weights.modules)
-            stack.callback(module.register_forward_hook(partial(leave, site.name)).remove)
-        run_planned(weights, inputs, part, residuals)
-
-
-def _ways_to_the_stream(run: Callable[[Residuals, Leave], None]) -> dict[str, _Way]:
-    """Return for every layer that runs what its output is added to.
-
-    Raises:
-        StructuredInitError: that is nothing which the output was made of.
+    A pass shows to which tensor every output is added, by its number. In the next this tensor is known before, so each
+    branch enters the stream as large as it is to be, and later layers see the stream that they will have.
     """
-    ways: dict[str, _Way] = {}
-    ran: list[str] = []
-
-    def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
-        known = residuals.made(stream)
-        ways.setdefault(name, _Way(out.steps_to(known) or [], known, rms_of(stream)))
-
-    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> None:
-        residuals.puts_out(name, next(tensors(output)))
-        ran.append(name)
-
-    residuals = Residuals(enter)
-    run(residuals, leave)
-    for name in ran:
-        if name not in ways:
-            raise StructuredInitError(
-                f"what '{name}' puts out is added to nothing that it was made of, so its share of the stream cannot be"
-                " measured: use value_scale='target'"
-            )
-    return ways
+    streams: dict[str, int] = {}
+    for _ in range(PASSES):
+        measure = _Measure(weights, sites, part, inputs, streams, share)
+        if measure.streams == streams:
+            return measure.streams, measure.found
+        streams = measure.streams
+    raise StructuredInitError(
+        f"no two of {PASSES} forward passes do the same, so the share of the stream cannot be measured"
+    )
 
 
-def _measured(run: Callable[[Residuals, Leave], None], ways: Mapping[str, _Way], share: float) -> dict[str, Branch]:
-    """Return what every branch must be multiplied with, by layer; the factor is in effect in all runs of the layer.
+class _Measure:
+    """One pass of the planned network, in which a branch is scaled if the number of its stream is known.
 
-    Each branch enters the pass as large as it is to be, so that later layers see the stream that they will have. The
-    stream is looked up before the output is added to it: the way back to it is the same as in the first pass.
+    Attributes:
+        streams: the number of the tensor to which a layer's output is added, by layer.
+        found: what a layer's output was multiplied with, by layer.
     """
-    found: dict[str, Branch] = {}
 
-    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
-        branch, way = next(tensors(output)), ways[name]
-        out = residuals.puts_out(name, branch)
-        if name not in found:
-            # Of what the model is given, no operation tells.
-            size, own = way.rms if way.stream.kind is None else out.back(way.steps).rms, rms_of(branch)
-            found[name] = Branch(size, share * size / own if own else 0.0)
-        branch = branch * found[name].factor
+    def __init__(
+        self,
+        weights: Weights,
+        sites: Sequence[AttentionSite],
+        part: nn.Module,
+        inputs: Inputs,
+        known: Mapping[str, int],
+        share: float,
+    ) -> None:
+        self.known, self.share = known, share
+        self.streams: dict[str, int] = {}
+        self.found: dict[str, Branch] = {}
+        self.residuals = Residuals(self._enter, frozenset(known.values()))
+        with ExitStack() as stack:
+            for site in sites:
+                module = last_module(site, weights.modules)
+                stack.callback(module.register_forward_hook(partial(self._leave, site.name)).remove)
+            run_planned(weights, inputs, part, self.residuals)
+
+    def _enter(self, name: str, stream: Tensor, _: Callable) -> None:
+        self.streams.setdefault(name, self.residuals.made(stream).number)
+
+    def _leave(self, name: str, _: nn.Module, __: tuple, output: Any) -> Any:
+        branch = next(tensors(output))
+        self.residuals.puts_out(name, branch)
+        if name not in self.found:
+            self.found[name] = self._branch(name, rms_of(branch))
+        branch = branch * self.found[name].factor
         return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
-    residuals = Residuals(lambda *_: None, frozenset(way.stream.kind for way in ways.values()))
-    run(residuals, leave)
-    return found
+    def _branch(self, name: str, own: float) -> Branch:
+        stream = self.residuals.rms.get(self.known.get(name, -1))
+        if stream is None:
+            return Branch(stream=0.0, factor=1.0)
+        return Branch(stream, self.share * stream / own if own else 0.0)
 
 
 def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:
@@ -194,56 +185,42 @@ def tensors(given: Any) -> Iterator[Tensor]:
 SUMS = frozenset({"add", "add_", "addcmul", "addcmul_"})
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Made:
     """How a tensor came about."""
 
-    of: Sequence[Made] = ()
-    number: int = 0  # how many others were made before; 0 of parameters and of what the model is given
-    kind: tuple[str, torch.Size] | None = None  # the operation that made it, and its shape
-    branches: dict[Made, str] = field(default_factory=dict)  # outputs in it that were added to no stream yet → layer
-    rms: float | None = None  # where it was asked for
-
-    def back(self, steps: Sequence[int]) -> Made:
-        """Return what some steps (see :meth:`steps_to`) lead to."""
-        return self.of[steps[0]].back(steps[1:]) if steps else self
-
-    def steps_to(self, origin: Made) -> list[int] | None:
-        """Return which way leads back to what this was made of; ``None`` where it was not made of that."""
-        ahead: list[tuple[Made, list[int]]] = [(self, [])]
-        seen: set[Made] = set()
-        for here, steps in ahead:
-            if here is origin:
-                return steps
-            if here not in seen and here.number > origin.number:
-                seen.add(here)
-                ahead += [(each, [*steps, place]) for place, each in enumerate(here.of)]
-        return None
+    number: int  # how many were made before
+    of: int  # bits of the numbers of all that it was made of
+    branches: Mapping[Made, str]  # outputs in it that were added to no stream yet → layer
 
 
 class Residuals(TorchDispatchMode):
     """Follow what layers put out to the sum with what it was made of, and tell ``found`` before that sum is taken.
 
-    ``found`` is given the layer, the other term, which is the stream, the output, and what returns what is added: the
-    output, behind any gate or norm. Of tensors of the ``kinds`` given the root mean square is kept.
+    ``found`` is given the layer, the other term, which is the stream, and what returns what is added: the output,
+    behind any gate or norm.
+
+    Args:
+        found: see above.
+        wanted: numbers of the tensors whose root mean square is kept.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, found: Callable[[str, Tensor, Made, Callable], None], kinds: frozenset = frozenset()) -> None:
+    def __init__(self, found: Callable[[str, Tensor, Callable], None], wanted: frozenset[int] = frozenset()) -> None:
         super().__init__()
-        self._found, self._kinds, self._count = found, kinds, 0
+        self._found, self._wanted, self._count = found, wanted, 0
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.rms: dict[int, float] = {}
 
     def made(self, tensor: Tensor) -> Made:
-        """Return how a tensor was made."""
-        return self._made.setdefault(tensor, Made())
+        """Return how a tensor was made; of what the model is given and of parameters, that it was made of nothing."""
+        return self._made[tensor] if tensor in self._made else self._make(tensor, [], {})
 
-    def puts_out(self, layer: str, output: Tensor) -> Made:
+    def puts_out(self, layer: str, output: Tensor) -> None:
         """Take note that a tensor is what a layer puts out."""
         out = self.made(output)
-        self._made[output] = Made((out,), out.number, out.kind, {**out.branches, out: layer})
-        return out
+        self._made[output] = Made(out.number, out.of, {**out.branches, out: layer})
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, getattr(getattr(func, "_schema", None), "name", "").rpartition("::")[2]
@@ -253,15 +230,21 @@ class Residuals(TorchDispatchMode):
         if name in SUMS and branches:
             for stream, own in zip(given, of, strict=True):
                 for out in [out for out in branches if out not in own.branches and self._like(stream, given)]:
-                    if out.steps_to(own) is not None:
-                        self._found(branches.pop(out), stream, out, partial(_without, stream, func, args, kwargs))
+                    if out.of >> own.number & 1:
+                        self._found(branches.pop(out), stream, partial(_without, stream, func, args, kwargs))
         result = func(*args, **kwargs)
-        self._count += 1
         for each in held(result):
             if not is_traceable_wrapper_subclass(each):
-                made = self._made[each] = Made(of, self._count, (name, each.shape), branches)
-                made.rms = rms_of(each) if made.kind in self._kinds else None
+                self._make(each, of, branches)
         return result
+
+    def _make(self, tensor: Tensor, of: Sequence[Made], branches: Mapping[Made, str]) -> Made:
+        number, self._count = self._count, self._count + 1
+        bits = functools.reduce(operator.or_, (each.of | 1 << each.number for each in of), 0)
+        made = self._made[tensor] = Made(number, bits, branches)
+        if number in self._wanted:
+            self.rms[number] = rms_of(tensor)
+        return made
 
     @staticmethod
     def _like(stream: Tensor, given: list[Tensor]) -> bool:

@@ -179,6 +179,31 @@ def test_what_attention_is_added_to_is_the_stream_whatever_module_it_is_in():
         initialize(seeded(lambda: Called(skip=False)), start, batch=batch)
 
 
+class Restless(Called):
+    """Takes one operation less in every pass, until it takes none more."""
+
+    def __init__(self, operations):
+        super().__init__()
+        self.operations = operations
+
+    def forward(self, x):
+        for _ in range(self.operations):
+            x = x * 1
+        self.operations = max(0, self.operations - 1)
+        return super().forward(x)
+
+
+def test_a_pass_that_differs_from_the_one_before_is_made_again_and_one_that_always_does_is_refused():
+    batch = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    start = Mimetic(positions="keep", value_scale="stream")
+    model = seeded(lambda: Restless(2))
+    initialize(model, start, batch=batch)
+    with torch.no_grad():
+        assert rms(model.attn[0](model.norm[0](batch))) == pytest.approx(0.3 * rms(batch), rel=1e-3)
+    with pytest.raises(StructuredInitError, match=r"^no two of 4 forward passes do the same"):
+        initialize(seeded(lambda: Restless(99)), start, batch=batch)
+
+
 def test_cross_attention_adds_its_share_of_what_stands_behind_self_attention():
     model = torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True).eval()
     batch = tuple(torch.randn(2, 2, 6, 16, generator=torch.Generator().manual_seed(0)))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from structured_init.attention.sequence.heads import Heads, Layer
 from structured_init.attention.sequence.recorded import Reached, Wanted, keys_behind_equals, run_until_reached
 from structured_init.attention.sequence.trial import texts_in
-from structured_init.attention.stream_share import Made, Residuals, last_module, rms_of, tensors
+from structured_init.attention.stream_share import Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
 from structured_init.util.errors import StructuredInitError
@@ -115,7 +115,7 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     branches: list[Tensor] = []  # what the layers put out, before these
     between: list[nn.Module] = []  # what ends an MLP
 
-    def enter(name: str, stream: Tensor, _: Made, behind: Callable[[], Tensor]) -> None:
+    def enter(name: str, stream: Tensor, behind: Callable[[], Tensor]) -> None:
         streams[name], added[name] = stream.clone(), behind()
         if name == second.name:
             raise Reached
