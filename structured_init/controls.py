@@ -75,13 +75,6 @@ class Control(Initializer):
         return self.initializer.freezing(weights)
 
 
-def _plan_member(member: Initializer, weights: Weights, rng: Draws, batch: Tensor | None) -> set[int]:
-    """Let a part of an initialization plan, and return the ids of the tensors that it wrote."""
-    before = {key: len(update.by) for key, update in weights.updates.items()}
-    member.plan(weights, rng=rng, batch=batch)
-    return {key for key, update in weights.updates.items() if len(update.by) > before.get(key, 0)}
-
-
 class SamePositions(Control):
     """The positions that another initializer writes, with the host's matrices: the control for positions.
 
@@ -103,21 +96,16 @@ class SamePositions(Control):
     """
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        overlay, kept = TrialWeights(weights), 0
+        trial = TrialWeights(weights)
         for member in members(self.initializer):
-            if not is_structured(member):
-                member.plan(weights, rng=rng, batch=batch)
-                kept += isinstance(member, Positions)
-                continue
-            wanted = _plan_member(member, overlay, rng, batch) & _positions(weights, _attention(overlay))
-            for key, update in overlay.updates.items():
-                if key in wanted:
-                    weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
-            kept += len(wanted)
-            weights.flush()
+            member.plan(weights if member.baseline else trial, rng=rng, batch=batch)
+        kept = [tensor for tensor in _positions(weights) if id(tensor) in trial.updates]
         if not kept:
             why = "writes no positions of this model: it has no such control"
             raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
+        for tensor in weights.each(kept):
+            by = ", ".join(trial.updates[id(tensor)].by)
+            weights.write(tensor, trial.read(tensor), f"SamePositions: of {by}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         for member in members(self.initializer):
@@ -125,20 +113,16 @@ class SamePositions(Control):
                 yield from member.freezing(weights)
 
 
-def _positions(weights: Weights, attention: list[AttentionSite]) -> set[int]:
-    """Return the ids of what an initializer has said about positions with: position and token embeddings.
+def _positions(weights: Weights) -> list[Tensor]:
+    """Return what an initializer has said about positions with: position and token embeddings.
 
     Tables of relative positions say what a head looks at, also those that a host keeps as embeddings.
     """
     tensors = [site.tensor for site in position_sites(weights)]
-    tensors += [each.weight for each in weights.modules.values() if isinstance(each, nn.Embedding)]
-    tables = [relative_bias(site, weights) for site in attention]
-    return {id(each) for each in tensors} - {id(each.table) for each in tables if each is not None}
-
-
-def _attention(weights: Weights) -> list[AttentionSite]:
-    """Return the attention layers, where anybody has looked for any."""
-    return attention_sites(weights, cross=True) if weights.attention else []
+    for name, module in weights.modules.items():
+        if isinstance(module, nn.Embedding) and not name.endswith("relative_attention_bias"):
+            tensors.append(module.weight)
+    return tensors
 
 
 def turned_heads(
@@ -212,16 +196,15 @@ class Scrambled(Control):
     """
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        said, warned = len(weights.said), len(weights.warnings)
         written = _Written(weights, rng)
+        weights.about = "before scrambling: "
         for member in members(self.initializer):
-            since = len(weights.assignments)
-            tensors = _plan_member(member, weights, rng, batch)
+            tensors, assignments = len(weights.written), len(weights.assignments)
+            member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
-                written.tensors |= tensors
-                written.assigned |= set(weights.assignments[since:])
-        weights.said[said:] = [(name, f"before scrambling: {what}") for name, what in weights.said[said:]]
-        weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
+                written.tensors.update(weights.written[tensors:])
+                written.assigned.update(weights.assignments[assignments:])
+        weights.about = ""
         self.scramble(written)
 
     def scramble(self, written: _Written) -> None:
@@ -230,12 +213,12 @@ class Scrambled(Control):
         Raises:
             StructuredInitError: that changes nothing.
         """
-        before = written.digests()
+        before = written.digest()
         written.shuffle_filters()
         written.turn_state_spaces()
         written.turn_attention()
         written.turn_matrices()
-        if written.digests() == before:
+        if written.digest() == before:
             raise StructuredInitError(
                 f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes"
             )
@@ -252,14 +235,16 @@ class _Written:
 
     @property
     def sites(self) -> list[AttentionSite]:
-        """The attention layers of the model, cross-attention where it was written."""
-        names = {name for name, _ in self.assigned}
-        return [site for site in _attention(self.weights) if not site.cross or site.name in names]
+        """The attention layers of the model, where anybody has looked for any."""
+        return attention_sites(self.weights, cross=True) if self.weights.attention else []
 
-    def digests(self) -> list[bytes]:
+    def digest(self) -> bytes:
         """Return what tells whether any number becomes another one."""
-        values = (self.weights.read(update.target) for update in self.weights.updates.values())
-        return [sha256((value.float() + 0.0).contiguous().numpy()).digest() for value in values]  # −0 is 0
+        digest = sha256()
+        for update in self.weights.updates.values():
+            value = self.weights.read(update.target).float() + 0.0  # −0 is 0
+            digest.update(value.contiguous().numpy())
+        return digest.digest()
 
     def has(self, site: AttentionSite, *matrices: str) -> bool:
         """Whether one of some matrices was written in a layer."""
@@ -267,12 +252,12 @@ class _Written:
 
     def shuffle_filters(self) -> None:
         """Exchange the pixels' values of depthwise filters."""
-        sites = [each for each in depthwise_conv_sites(self.weights) if id(each.module.weight) in self.tensors]
-        for site in self.weights.each(sites):
-            draw = self._draw(site.weight_name, "filters")
-            shuffled = shuffled_columns(site.filters.flatten(1), generator=draw).reshape(site.filters.shape)
-            site.write(shuffled, "Scrambled: filters")
-            self.tensors.discard(id(site.module.weight))
+        for site in self.weights.each(depthwise_conv_sites(self.weights)):
+            if id(site.module.weight) in self.tensors:
+                draw = self._draw(site.weight_name, "filters")
+                shuffled = shuffled_columns(site.filters.flatten(1), generator=draw)
+                site.write(shuffled.reshape(site.filters.shape), "Scrambled: filters")
+                self.tensors.remove(id(site.module.weight))
 
     def turn_state_spaces(self) -> None:
         """Turn W_B and W_C of every group, and W_Δ; others may lie in the same matrix."""
@@ -283,7 +268,7 @@ class _Written:
                     draw, value = self._draw(site.name, name), getattr(site, name)
                     groups = value.reshape(-1, *value.shape[-2:])
                     turned = torch.stack([turned_matrix(each, generator=draw) for each in groups])
-                    setattr(site.by("Scrambled: matrices"), name, turned.reshape(value.shape).to(value.dtype))
+                    setattr(site.by("Scrambled: matrices"), name, turned.reshape(value.shape))
                     self.tensors.discard(id(block.weight))
             if site.name in self.weights.measures:  # of the initializer: these are of what stands there now
                 after = measures(site, scan_scale(site)).items()
@@ -295,6 +280,7 @@ class _Written:
             if self.has(site, *QUERY_KEY):
                 by, draw = site.by("Scrambled: query_key"), self._draw(site.name, "query_key")
                 by.query, by.key = turned_heads(site.query, site.key, generator=draw)
+                self.tensors.difference_update(map(id, site.layout.parameters()))
             for part in QUERY_KEY:
                 bias = projection_bias(site.module, getattr(site.layout, part))
                 if bias is not None and {*map(id, bias.tensors)} & self.tensors:
@@ -311,16 +297,17 @@ class _Written:
                 by, draw = site.by("Scrambled: value_output"), self._draw(site.name, "value_output")
                 output, by.value = turned_heads(site.output.mT, site.value, generator=draw)
                 by.output = output.mT
+                self.tensors.difference_update(map(id, site.layout.parameters()))
 
     def turn_matrices(self) -> None:
         """Turn the other matrices, that are no embeddings or positions."""
-        attention = {id(weight) for site in self.sites for weight in site.layout.parameters()}
-        held = [module._parameters.get("weight") for module in self.weights.modules.values()]
-        others = self.tensors - attention - _positions(self.weights, self.sites)
-        for weight in self.weights.each([each for each in held if id(each) in others and each.ndim > 1]):
-            value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
-            turned = turned_matrix(value.flatten(1), generator=draw).reshape(value.shape)
-            self.weights.write(weight, turned.to(value.dtype), "Scrambled: matrices")
+        self.tensors.difference_update(map(id, _positions(self.weights)))
+        for module in self.weights.each(self.weights.modules.values()):
+            weight = module._parameters.get("weight")
+            if id(weight) in self.tensors and weight.ndim > 1:
+                value, draw = self.weights.read(weight), self._draw(self.weights.names(weight)[0], "matrices")
+                turned = turned_matrix(value.flatten(1), generator=draw)
+                self.weights.write(weight, turned.reshape(value.shape), "Scrambled: matrices")
 
     def _draw(self, name: str, part: str) -> torch.Generator:
         return self.rng.generator(name, f"Scrambled: {part}")
@@ -379,11 +366,6 @@ class Sharpened(Scrambled):
     def samples_to_watch(self) -> int:
         return max(SAMPLES, self.initializer.samples_to_watch)
 
-    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        if not weights.can_ask:
-            raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
-        super().plan(weights, rng=rng, batch=batch)
-
     def scramble(self, written: _Written) -> None:
         weights = written.weights
         chosen = [site for site in written.sites if written.has(site, *QUERY_KEY)]
@@ -395,15 +377,17 @@ class Sharpened(Scrambled):
         for site in weights.each(chosen):
             target = wanted[site.name]
             for _ in range(ROUNDS):  # one is enough but where biases are added, which the factor does not reach
-                if (row_entropy(present[site.name]) - target).abs().max() < EQUAL:
+                if _apart(present[site.name], target) < EQUAL:
                     break
                 _scale(site.by("Sharpened: query_key"), matching_factor(present[site.name], target), weights)
                 present = _logits(weights, chosen)
-        for site in chosen:
-            target = wanted[site.name]
-            off = (row_entropy(present[site.name]) - target).abs().max().item()
+            off = _apart(present[site.name], target)
             given = f"entropy {target.mean():.3g} nats, as in what is scrambled"
             site.note(given if off < CLOSE else f"{given}, could not be matched: up to {off:.2g} nats off")
+
+
+def _apart(logits: Float[Tensor, "batch heads queries keys"], target: Float64[Tensor, " heads"]) -> float:
+    return (row_entropy(logits) - target).abs().max().item()
 
 
 def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weights) -> None:
@@ -421,6 +405,8 @@ def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weig
 
 def _logits(weights: Weights, sites: list[AttentionSite]) -> dict[str, Float64[Tensor, "batch heads queries keys"]]:
     """Run the planned network once, and return the logarithms of the maps of each layer, without padding."""
+    if not weights.can_ask:
+        raise StructuredInitError("Sharpened measures attention on real inputs: give batch=…")
     places = {}
     for site in sites:
         seen = same_attention(site, watched_attention(weights))
@@ -429,8 +415,7 @@ def _logits(weights: Weights, sites: list[AttentionSite]) -> dict[str, Float64[T
         places[site.name] = seen.maps[0]
     logits = {}
     for name, maps in planned_maps(weights, places, as_inputs(weights.ask())).items():
-        if maps.shape[-1] == maps.shape[-2]:
-            padding = ~unpadded(maps)
-            maps = maps.masked_fill(padding[:, None, :, None], 0)  # its queries
+        if maps.shape[-1] == maps.shape[-2]:  # else it is not known which queries are padding
+            maps = maps.masked_fill(~unpadded(maps)[:, None, :, None], 0)
         logits[name] = maps.double().log()
     return logits

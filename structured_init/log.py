@@ -13,9 +13,11 @@ class Log:
         self.skipped: dict[str, str] = {}  # site → why it was left alone
         self.attention: dict[str, bool] = {}  # attention layer that was looked for → whether an initializer takes it
         self.said: list[tuple[str, str]] = []  # site, what its host does that changes what an initializer means there
+        self.about = ""  # what notes and warnings begin with at present
         self.warnings: list[str] = []  # what the user should look at
         self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}  # site → quantity → (before, after)
+        self.written: list[int] = []  # identities of tensors that were written, in order and as often
         self.assignments: list[tuple[str, str]] = []  # layers, and which of their matrices were written, in order
         # identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``
         self.roles: dict[int, dict[tuple[str, str], Any]] = {}
@@ -33,7 +35,7 @@ class Log:
 
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""
-        self.said.append((name, what))
+        self.said.append((name, self.about + what))
 
     @property
     def notes(self) -> dict[str, str]:
@@ -45,8 +47,8 @@ class Log:
 
     def warn(self, what: str) -> None:
         """Record what the user should look at."""
-        if what not in self.warnings:
-            self.warnings.append(what)
+        if self.about + what not in self.warnings:
+            self.warnings.append(self.about + what)
 
     def fall_short(self, what: str) -> None:
         """Warn that much less was reached than was asked for, which ``strict`` refuses."""

@@ -182,6 +182,7 @@ class Weights(Log):
         if by not in update.by:
             update.by.append(by)
         self._pending.add(id(tensor))
+        self.written.append(id(tensor))
         return update
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
