@@ -23,6 +23,8 @@ HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}
 # What is added to a logit to hide a token: exp(−1000) is 0 in float64 too, and no bias of positions is as low.
 HIDDEN = -1e3
 Mode = Literal["replace", "add", "subtract", "remix"]
+# Mode → how much of α is taken from V, and how much of α·scale·softmaxᵀ(V) is given; to replace is to mix at α = 1.
+SHARES = {"replace": (1, 1), "add": (0, 1), "subtract": (0, -1), "remix": (1, 1)}
 
 
 def mix_values(
@@ -60,7 +62,7 @@ def token_softmax_attention(
         query: (B, H, N, k).
         key: (B, Hkv, M, k); each serves H / Hkv neighbouring heads.
         value: V, (B, Hkv, M, d).
-        keep: factor on V, a number or (Hkv or 1, 1, 1).
+        keep: factor on V, a number or (1,).
         gain: factor on softmaxᵀ(V), likewise.
         mask: boolean (true: may look) or added to the logits. What is added hides a token where it is at most
             ``HIDDEN``: masks that are not of −∞ or the smallest number usually hold −1e4 or −1e9.
@@ -74,7 +76,6 @@ def token_softmax_attention(
     group = query.shape[1] // value.shape[1]
     if group > 1:
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
-        keep, gain = by_head(keep, group), by_head(gain, group)
     if is_causal:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     if mask is None:
@@ -97,12 +98,6 @@ def token_softmax_attention(
     kept, softmaxed = attended.split(value.shape[-1], dim=-1)
     smallest = torch.finfo(dtype).tiny  # of a query that sees nothing
     return (kept + softmaxed / sums.clamp_min(smallest)).to(query.dtype)
-
-
-def by_head(factor: Tensor | float, group: int) -> Tensor | float:
-    """Return a factor for every head, of one for every value head; a shared one stays."""
-    alone = not isinstance(factor, Tensor) or len(factor) == 1
-    return factor if alone else factor.repeat_interleave(group, dim=0)
 
 
 def centred(values: Float[Tensor, "*batch tokens value_dim"]) -> Float[Tensor, "*batch tokens value_dim"]:
@@ -145,13 +140,7 @@ class TokenSoftmaxValue(nn.Module):
     Source: anhinga/JuliaCon2021-poster, "request for plot"; the grid V ± α·softmaxᵀ(V) was suggested in its discussion.
     """
 
-    def __init__(
-        self,
-        mode: Mode = "replace",
-        scale: float = 1.0,
-        alpha: float = 1.0,
-        learnable: bool = False,
-    ) -> None:
+    def __init__(self, mode: Mode = "replace", scale: float = 1.0, alpha: float = 1.0, learnable: bool = False) -> None:
         check_choice("TokenSoftmaxValue", mode=(mode, Mode))
         if not 0 <= alpha <= 1:
             raise StructuredInitError(f"alpha must be in [0, 1], not {alpha}")
@@ -167,14 +156,7 @@ class TokenSoftmaxValue(nn.Module):
         """Mix values (B, tokens, D) or (B, H, tokens, d); ``visible`` (…, tokens) is true for tokens that count."""
         return mix_values(values, *self.factors(), visible)
 
-    def attend(
-        self,
-        query: Float[Tensor, "batch heads queries head_dim"],
-        key: Float[Tensor, "batch kv_heads tokens head_dim"],
-        value: Float[Tensor, "batch kv_heads tokens value_dim"],
-        mask: Tensor | None = None,
-        **call: Any,
-    ) -> Float[Tensor, "batch heads queries value_dim"]:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **call: Any) -> Tensor:
         """Attend to the mixed values; the softmax of each query runs over the tokens that it may see.
 
         The arguments are those of :func:`~structured_init.layers.token_softmax.token_softmax_attention`.
@@ -183,9 +165,8 @@ class TokenSoftmaxValue(nn.Module):
 
     def factors(self) -> tuple[Tensor | float, Tensor | float]:
         """Return the factors on V and on softmaxᵀ(V), numbers or (1,)."""
-        if self.mode in ("replace", "remix"):  # to replace is to mix at α = 1
-            return 1 - self.alpha, self.alpha * self.scale
-        return 1.0, self.alpha * (self.scale if self.mode == "add" else -self.scale)
+        taken, given = SHARES[self.mode]
+        return 1.0 - taken * self.alpha, given * self.alpha * self.scale
 
     def extra_repr(self) -> str:
         return f"mode={self.mode}, scale={self.scale:g}, learnable={isinstance(self.alpha, Tensor)}"
