@@ -348,10 +348,10 @@ def _problem(part: str, projection: Matrices, module: nn.Module) -> str | None:
     for name, number in (("heads", projection.heads), ("head_dim", projection.head_dim), last):
         if not isinstance(number, int) or number < 1:
             return f"needs {name} to be a whole number from 1, got {number!r}"
-    return _outside(projection) if strided else _off_axis(part, projection, module)
+    return outside(projection) if strided else _off_axis(part, projection, module)
 
 
-def _outside(projection: StridedProjection) -> str | None:
+def outside(projection: Projection | StridedProjection) -> str | None:
     """Say which entries of its flattened parameter a projection takes that are not there."""
     across, along = projection.steps
     if min(*projection.starts, across, along) < 0:

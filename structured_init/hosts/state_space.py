@@ -12,6 +12,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.hosts.layout import Projection, StridedProjection
+from structured_init.hosts.layout import Projection, StridedProjection, outside, overlap, projection_bias
 from structured_init.hosts.registry import Registry, Where, first_names, selects, warn_of_idle, what_the_model_has
 from structured_init.inputs import run_with
 from structured_init.util.errors import StructuredInitError, shown
-from structured_init.util.names import named_plain_modules
 from structured_init.weights import Weights
 
 WAY_OUT = "describe it with structured_init.register_state_space"
@@ -94,19 +94,12 @@ class StateSpaceLayout:
                     f"StateSpaceLayout: {name} is a parameter of the layer, got {value!r}; a gate that decays"
                     " otherwise, such as by a sigmoid, has no layout: write it with an initializer of your own"
                 )
-        taken: dict[tuple[int, int], str] = {}  # parameter and row → block
         for name in ("dt", "B", "C"):
-            block = getattr(self, name)
-            if not isinstance(block, Projection):
-                continue
-            rows, held = block.rows.flatten().tolist(), block.weight.shape[block.axis]
-            if max(rows) >= held:
-                raise StructuredInitError(
-                    f"StateSpaceLayout: {name} ends at row {max(rows)} of a weight of {held} rows"
-                )
-            for row in rows:
-                if (other := taken.setdefault((id(block.weight), row), name)) != name:
-                    raise StructuredInitError(f"StateSpaceLayout: {other} and {name} both have row {row} of one weight")
+            if problem := outside(getattr(self, name)):
+                raise StructuredInitError(f"StateSpaceLayout: {name} {problem}")
+        for one, other in combinations(("dt", "B", "C"), 2):
+            if overlap(getattr(self, one), getattr(self, other)):
+                raise StructuredInitError(f"StateSpaceLayout: {one} and {other} have entries of one weight in common")
 
 
 Describe = Callable[[Any], StateSpaceLayout]
@@ -159,7 +152,7 @@ class StateSpaceSite:
 
     @A_log.setter
     def A_log(self, value: Float[Tensor, "heads decays"]) -> None:
-        self._write("A_log", self.layout.A_log, value, tuple(self.A_log.shape))
+        self._write("A_log", value)
 
     @property
     def dt_weight(self) -> Float[Tensor, "rank heads"]:
@@ -179,15 +172,13 @@ class StateSpaceSite:
 
     @dt_bias.setter
     def dt_bias(self, value: Float[Tensor, " heads"]) -> None:
-        self._write("dt_bias", self.layout.dt_bias, value - self._added_to_step(), (self.num_heads,))
+        self._write("dt_bias", value - self._added_to_step())
 
     def _added_to_step(self) -> Tensor | float:
-        dt, own = self.layout.dt, self.layout.dt_bias
-        for module in self.module.modules() if isinstance(dt, Projection) and dt.axis == 0 else ():
-            bias = module.bias if isinstance(module, nn.Linear) and module.weight is dt.weight else own
-            if bias is not None and bias is not own:
-                return self._weights.read(bias)[dt.rows.flatten()]
-        return 0.0
+        bias = projection_bias(self.module, self.layout.dt)
+        if bias is None or bias.tensors[0] is self.layout.dt_bias:
+            return 0.0
+        return bias.get(self._weights).flatten()
 
     @property
     def B(self) -> Float[Tensor, "groups width state_dim"]:
@@ -217,7 +208,7 @@ class StateSpaceSite:
 
     @conv_weight.setter
     def conv_weight(self, value: Float[Tensor, "channels taps"]) -> None:
-        self._write("conv_weight", self.layout.conv_weight, value, tuple(self.conv_weight.shape))
+        self._write("conv_weight", value)
 
     @property
     def conv_bias(self) -> Float[Tensor, " channels"] | None:
@@ -226,9 +217,7 @@ class StateSpaceSite:
 
     @conv_bias.setter
     def conv_bias(self, value: Float[Tensor, " channels"]) -> None:
-        if self.layout.conv_bias is None:
-            raise StructuredInitError(f"the short convolution of '{self.name}' has no bias")
-        self._write("conv_bias", self.layout.conv_bias, value, tuple(self.layout.conv_bias.shape))
+        self._write("conv_bias", value)
 
     @property
     def D(self) -> Float[Tensor, " skips"] | None:
@@ -237,9 +226,7 @@ class StateSpaceSite:
 
     @D.setter
     def D(self, value: Float[Tensor, " skips"]) -> None:
-        if self.layout.D is None:
-            raise StructuredInitError(f"'{self.name}' has no skip D")
-        self._write("D", self.layout.D, value, tuple(self.layout.D.shape))
+        self._write("D", value)
 
     @property
     def step(self) -> Float[Tensor, " heads"]:
@@ -293,9 +280,13 @@ class StateSpaceSite:
         """Record in the report what the user should look at."""
         self._weights.warn(f"'{self.name}': {what}")
 
-    def _write(self, what: str, tensor: nn.Parameter, value: Tensor, expected: tuple[int, ...]) -> None:
-        if tuple(value.shape) != expected:
-            raise StructuredInitError(f"'{self.name}' takes {what} of shape {expected}, got {tuple(value.shape)}")
+    def _write(self, what: str, value: Tensor) -> None:
+        tensor, present = getattr(self.layout, what), getattr(self, what)
+        if tensor is None:
+            raise StructuredInitError(f"'{self.name}' has no {what}")
+        if value.shape != present.shape:
+            expected, given = tuple(present.shape), tuple(value.shape)
+            raise StructuredInitError(f"'{self.name}' takes {what} of shape {expected}, got {given}")
         self._weights.write(tensor, value.reshape(tensor.shape), self._by)
 
     def __repr__(self) -> str:
@@ -349,24 +340,26 @@ def required_state_space_sites(
     ``layers`` are numbers among the model's state-space layers, from 0; negative from the end.
     """
     everywhere = state_space_sites(weights)
-    unknown = unknown_state_spaces(weights.model)
     if not everywhere:
-        kinds = sorted(set(unknown.values()))
-        has = f"the model has {', '.join(kinds)}" if kinds else what_the_model_has(weights.model)
+        has = what_the_model_has(weights.model)
         raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}: {WAY_OUT}")
     count = len(everywhere)
-    if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
+    numbered = dict(zip(range(-count, count), 2 * everywhere, strict=True))
+    if wrong := sorted(set(layers or ()) - numbered.keys()):
         raise StructuredInitError(
             f"{who}: layers={layers} names layer {wrong[0]}, but the model's {count} state-space layers are numbered "
             f"0 to {count - 1}"
         )
-    numbers = range(count) if layers is None else {layer % count for layer in layers}
-    sites = [site for number, site in enumerate(everywhere) if number in numbers and selects(where, site.name, site)]
+    chosen = everywhere if layers is None else [numbered[layer] for layer in layers]
+    sites = [site for site in chosen if selects(where, site.name, site)]
     if not sites:
-        chosen = f"where={shown(where)}" + (f" with layers={layers}" if layers is not None else "")
-        raise StructuredInitError(
-            f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
-        )
+        names = f"{len(chosen)} state-space layers ({first_names(chosen)})"
+        raise StructuredInitError(f"{who}: where={shown(where)} selects none of the {names}")
+    unknown = {
+        name: type(module).__name__
+        for name, module in weights.modules.items()
+        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
+    }
     warn_of_idle(weights, where, [*(site.name for site in everywhere), *unknown], who, "state-space layer")
     for site in {type(each.module): each for each in sites}.values():
         site.check()
@@ -374,12 +367,3 @@ def required_state_space_sites(
         if not callable(where) and selects(where, name, None):
             weights.skip(name, f"{kind} is not known: {WAY_OUT}")
     return sites
-
-
-def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
-    """Return name → class of what keeps an ``A_log``, as selective state-space layers do, and is of no known class."""
-    return {
-        name: type(module).__name__
-        for name, module in named_plain_modules(model)
-        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
-    }

@@ -215,7 +215,7 @@ def test_a_delta_rule_has_no_skip_and_is_no_layer_of_mamba_ssm():
     model = built(Qwen3NextGatedDeltaNet, DELTA)
     [site] = state_space_sites(model)
     assert site.D is None
-    with pytest.raises(StructuredInitError, match="'mixer' has no skip D"):
+    with pytest.raises(StructuredInitError, match=r"'mixer' has no D$"):
         site.D = torch.ones(4)
     report = initialize(model, MambaReference())
     assert report.skipped == {"mixer": "a delta rule is no layer of mamba-ssm"}
@@ -249,6 +249,16 @@ def test_a_layout_whose_blocks_are_not_what_its_select_reads_is_refused(given, s
     monkeypatch.setattr(STATE_SPACE, "find", known)
     with pytest.raises(StructuredInitError, match=rf"is not what its select reads: other weights as {said}"):
         initialize(model, MimeticStateSpace())
+
+
+def test_blocks_that_a_weight_does_not_hold_or_that_meet_are_refused():
+    layout = state_space_sites(built(Mamba2Mixer, TWO))[0].layout  # in_proj holds 52 rows of width 8
+    with pytest.raises(
+        StructuredInitError, match=r"^StateSpaceLayout: C takes entries 360 to 423 of a flattened weight"
+    ):
+        dataclasses.replace(layout, C=dataclasses.replace(layout.C, start=45))
+    with pytest.raises(StructuredInitError, match=r"^StateSpaceLayout: B and C have entries of one weight in common$"):
+        dataclasses.replace(layout, C=dataclasses.replace(layout.C, start=layout.B.start + 7))
 
 
 def test_a_bias_of_the_projection_that_gives_the_steps_counts():
