@@ -158,12 +158,10 @@ class MimeticStateSpace(Initializer):
         if before is None or present is None or present.late <= (limit := bound(before, site)):
             return present
         if self.scan_scale == "paper" or site.layout.match_norm:
-            way = "scan_scale='bounded' prevents it"
-            if site.layout.match_norm:
-                way = "no scale of W_B and W_C prevents it where the host normalizes b and c"
             site.warn(
                 f"the scan's output grows to {present.late:.3g} (RMS) in 256 random tokens, from {before.late:.3g}"
-                f" before, and keeps growing with the length: half precision may overflow; {way}"
+                " before, and keeps growing with the length: half precision may overflow; scan_scale='bounded' "
+                "prevents it, but where the host normalizes b and c: there no scale of W_B and W_C does"
             )
             return present
         reached, factor = keep_within(site, limit)

@@ -94,9 +94,8 @@ class MambaReference(Initializer):
     def _scan(self, site: StateSpaceSite, rng: Draws) -> None:
         if (taps := site.conv_weight) is not None:
             site.conv_weight = _filled(taps, taps.shape[-1], rng.generator(site.name, f"{WHO}: conv_weight"))
-        if taps is not None and site.conv_bias is not None:
-            generator = rng.generator(site.name, f"{WHO}: conv_bias")
-            site.conv_bias = _filled(site.conv_bias, taps.shape[-1], generator)
+            if (bias := site.conv_bias) is not None:
+                site.conv_bias = _filled(bias, taps.shape[-1], rng.generator(site.name, f"{WHO}: conv_bias"))
         generator = rng.generator(site.name, f"{WHO}: step")
         site.dt_bias = log_uniform_step(site.num_heads, *STEPS, generator=generator)
         A_log, generator = site.A_log, rng.generator(site.name, f"{WHO}: A")
@@ -111,17 +110,17 @@ class MambaReference(Initializer):
             site.D = torch.ones_like(site.D)
 
     def _embeddings(self, weights: Weights, rng: Draws) -> None:
-        embeddings = [module for module in weights.modules.values() if isinstance(module, nn.Embedding)]
-        for module in weights.each(embeddings):
-            generator = rng.generator(weights.names(module.weight)[0], WHO)
-            drawn = empty_value(module.weight).normal_(0, EMBEDDING_STD, generator=generator)
-            weights.write(module.weight, drawn, WHO, own=True)
-        tied = {id(module.weight) for module in embeddings}
-        for name, head in weights.each(weights.modules.items()):
-            if name.split(".")[-1] == HEAD and isinstance(head, nn.Linear) and id(head.weight) not in tied:
-                _uniform(weights, head.weight, rng)
-                if head.bias is not None:
-                    weights.edit(head.bias, WHO).zero_()
+        tied: set[int] = set()  # should a head come before its embeddings, these write over it
+        for name, module in weights.each(weights.modules.items()):
+            if isinstance(module, nn.Embedding):
+                generator = rng.generator(weights.names(module.weight)[0], WHO)
+                drawn = empty_value(module.weight).normal_(0, EMBEDDING_STD, generator=generator)
+                weights.write(module.weight, drawn, WHO, own=True)
+                tied.add(id(module.weight))
+            elif name.split(".")[-1] == HEAD and isinstance(module, nn.Linear) and id(module.weight) not in tied:
+                _uniform(weights, module.weight, rng)
+                if module.bias is not None:
+                    weights.edit(module.bias, WHO).zero_()
 
 
 def _uniform(weights: Weights, weight: Tensor, rng: Draws) -> Tensor:
