@@ -44,14 +44,7 @@ def is_structured(initializer: Initializer) -> bool:
 
 
 class Control(Initializer):
-    """An initialization made of another one.
-
-    Args:
-        initializer: the other one, with anything structured in it.
-
-    Raises:
-        StructuredInitError: at construction, ``initializer`` is none, or has nothing but a baseline and positions.
-    """
+    """An initialization made of another one, which has to have more in it than a baseline and positions."""
 
     def __init__(self, initializer: Initializer) -> None:
         name = type(self).__name__
@@ -86,8 +79,8 @@ class SamePositions(Control):
         initializer: the other one.
 
     Raises:
-        StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote no
-            positions.
+        StructuredInitError: at construction, ``initializer`` is none, or has nothing structured in it; at :meth:`plan`,
+            it wrote no positions.
 
     Example:
         >>> report = initialize(model, SamePositions(PreviousToken()), seed=0)
@@ -99,12 +92,12 @@ class SamePositions(Control):
         trial = TrialWeights(weights)
         for member in members(self.initializer):
             member.plan(weights if member.baseline else trial, rng=rng, batch=batch)
-        kept = [tensor for tensor in _positions(weights) if id(tensor) in trial.updates]
+        kept = {id(tensor): tensor for tensor in _positions(weights) if id(tensor) in trial.updates}
         if not kept:
             why = "writes no positions of this model: it has no such control"
             raise StructuredInitError(f"SamePositions: {self.initializer!r} {why}")
-        for tensor in weights.each(kept):
-            by = ", ".join(trial.updates[id(tensor)].by)
+        for key, tensor in weights.each(kept.items()):
+            by = ", ".join(trial.updates[key].by)
             weights.write(tensor, trial.read(tensor), f"SamePositions: of {by}")
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
@@ -186,8 +179,8 @@ class Scrambled(Control):
         initializer: the other one.
 
     Raises:
-        StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote
-            nothing that scrambling changes: only zeros, or filters that are all equal.
+        StructuredInitError: at construction, ``initializer`` is none, or has nothing structured in it; at :meth:`plan`,
+            it wrote nothing that scrambling changes: only zeros, or filters that are all equal.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)
@@ -208,11 +201,7 @@ class Scrambled(Control):
         self.scramble(written)
 
     def scramble(self, written: _Written) -> None:
-        """Turn what was written.
-
-        Raises:
-            StructuredInitError: that changes nothing.
-        """
+        """Turn what was written, and raise a ``StructuredInitError`` where that changes nothing."""
         before = written.digest()
         written.shuffle_filters()
         written.turn_state_spaces()
@@ -392,15 +381,14 @@ def _apart(logits: Float[Tensor, "batch heads queries keys"], target: Float64[Te
 
 def _scale(site: AttentionSite, factor: Float64[Tensor, " heads"], weights: Weights) -> None:
     """Multiply the logits of every head by its factor, through queries and keys and their biases."""
-    parts, root = QUERY_KEY, factor.sqrt()
+    factors = dict.fromkeys(QUERY_KEY, factor.sqrt())
     if site.num_heads != site.num_key_value_heads:  # a shared key would scale other heads as well
-        parts, root = ("query",), factor
-    for part in parts:
-        value = getattr(site, part)
-        setattr(site, part, value.double() * root[:, None, None])
+        factors = {"query": factor}
+    for part, of_part in factors.items():
+        setattr(site, part, getattr(site, part).double() * of_part[:, None, None])
         bias = projection_bias(site.module, getattr(site.layout, part))
         if bias is not None:
-            bias.set(weights, bias.get(weights) * root[:, None], "Sharpened: query_key")
+            bias.set(weights, bias.get(weights) * of_part[:, None], "Sharpened: query_key")
 
 
 def _logits(weights: Weights, sites: list[AttentionSite]) -> dict[str, Float64[Tensor, "batch heads queries keys"]]:
