@@ -23,12 +23,9 @@ def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple
     """Return the model, or its outermost part, that the host library has inputs for; ``None`` where there is none."""
     if cannot_run(weights.model):
         return None
-    level = [weights.model]
-    for _ in range(3):  # a LightningModule holds a network, which may hold a transformer
-        for module in level:
-            if (inputs := host_inputs(module, batch=batch, length=length)) is not None:
-                return module, inputs
-        level = [child for module in level for child in module.children()]
+    for module in weights.model.modules():  # a LightningModule holds a network, which may hold a transformer
+        if (inputs := host_inputs(module, batch=batch, length=length)) is not None:
+            return module, inputs
     return None
 
 
@@ -41,17 +38,19 @@ def run_planned(
     """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
 
     Batch norms that have seen no batch take the statistics of this one. ``part`` is run in the model's
-    place; ``inside`` is entered for the pass, while the planned values stand in it.
+    place; ``inside`` is entered for the pass.
     """
     part = find_runnable(weights.model if part is None else part)
     device = next(part.parameters()).device
-    moved = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs)
+    moved, values = tree_map_only(Tensor, lambda leaf: leaf.to(device), inputs), _planned(weights)
     try:
-        with norms_as_in_training(part), undisturbed(part):  # a layer's call is repeated often: no more than it needs
-            run_with(_Around(part, inside or nullcontext()), _planned(weights), moved)
+        # A layer's call is repeated often: no more is done around it than it needs.
+        with norms_as_in_training(part), undisturbed(part), inside or nullcontext():
+            run_with(part, values, moved)
     finally:
-        for module in gathered_modules(part):  # FSDP2 leaves the outermost gathered: writes go to shards
-            module.reshard()
+        for module in part.modules():
+            if hasattr(module, "reshard"):  # FSDP2 leaves the outermost gathered: writes go to shards
+                module.reshard()
 
 
 def planned_maps(
@@ -71,18 +70,6 @@ def planned_maps(
     return maps
 
 
-class _Around(nn.Module):
-    """A module that is run with a context entered."""
-
-    def __init__(self, part: nn.Module, inside: AbstractContextManager[object]) -> None:
-        super().__init__()
-        self.part, self.inside = part, inside
-
-    def forward(self, *args: object, **kwargs: object) -> None:
-        with self.inside:
-            self.part(*args, **kwargs)
-
-
 def _planned(weights: Weights) -> dict[int, Tensor]:
     """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer.
 
@@ -99,11 +86,6 @@ def _planned(weights: Weights) -> dict[int, Tensor]:
             value = nn.Parameter(value, requires_grad=target.requires_grad)
         lent[id(target)] = value
     return lent
-
-
-def gathered_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that gather their parameters for a forward pass, as FSDP2 has them."""
-    return [each for each in model.modules() if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__)]
 
 
 def owner_of(weight: Tensor, modules: Iterable[nn.Module], default: nn.Module) -> nn.Module:
