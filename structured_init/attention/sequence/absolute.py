@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.heads import Heads, Layer
+from structured_init.attention.sequence.heads import Heads
+from structured_init.attention.sequence.layer import Layer
 from structured_init.util.errors import StructuredInitError
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 ROUNDS = 2  # of looking how large content is beside positions: the first corrects a wrong guess of any size
+WRITTEN = "PreviousToken: positions"  # who writes them
 GUESS = 0.02  # root mean square of positions of a table that is zero
 
 
@@ -79,7 +81,9 @@ class AbsoluteHeads(Heads):
         for key in layer.keys:
             draw = layer.draw(f"frequencies {key}")
             self.chosen[key] = choose_frequencies(count, self.site.head_dim, generator=draw)
-        if layer.table_is_written:
+        update = self.weights.updates.get(id(self.table.tensor))
+        self.written = update is not None and WRITTEN in update.by
+        if self.written:
             self.how = "positions as written for a layer before"
             return
         self.candidates = GAINS
@@ -115,9 +119,9 @@ class AbsoluteHeads(Heads):
         for _ in range(ROUNDS):
             reads = []
             for sign in (-1, 1):
-                self.table.write(sign * unit * self.codes, "PreviousToken: positions")
+                self.table.write(sign * unit * self.codes, WRITTEN)
                 self.record()
-                reads.append(self.call.read)
+                reads.append(self.read)
             positions, content = reads[1] - reads[0], reads[1] + reads[0]
             if not positions.any():
                 raise StructuredInitError(f"PreviousToken: '{self.table.name}' does not reach '{self.site.name}'")
@@ -125,9 +129,9 @@ class AbsoluteHeads(Heads):
         return unit
 
     def prepare(self, candidate: float) -> None:
-        if self.layer.table_is_written:
+        if self.written:
             return
-        self.table.write(candidate * self.unit * self.codes, "PreviousToken: positions")
+        self.table.write(candidate * self.unit * self.codes, WRITTEN)
         size = candidate * self.codes.square().mean().sqrt().item()
         self.how = f"positions {size:.3g} times as large as content, whose root mean square is {self.unit:.2g}"
         self.record()

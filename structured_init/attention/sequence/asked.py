@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.sequence.absolute import AbsoluteHeads
-from structured_init.attention.sequence.heads import Heads, Layer, Offset, RelativeHeads
+from structured_init.attention.sequence.heads import Heads, RelativeHeads
+from structured_init.attention.sequence.layer import Layer, Offset
 from structured_init.attention.sequence.rotary import RotaryHeads
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, positions_elsewhere
@@ -69,19 +70,18 @@ def prepare_each(
     Raises:
         StructuredInitError: none can: the reason of the first.
     """
-    done, taken, refusals = [], [], {}
+    done, refusals = [], {}
     for layers in groups:
+        names = [site.name for site in layers]
+        weights.sought([], names)
         try:
             done.append(prepare(layers))
+            weights.sought(names, [])
         except StructuredInitError as refusal:
-            refusals[layers[0].name] = str(refusal)
-        else:
-            taken += [site.name for site in layers]
+            refusals[names[0]] = str(refusal)
+            weights.skip(names[0], refusals[names[0]])
     if not done:
         raise StructuredInitError(f"{who}: {next(iter(refusals.values()))}")
-    for name, why in refusals.items():
-        weights.skip(name, why)
-    weights.sought(taken, [site.name for layers in groups for site in layers])
     return done
 
 
@@ -126,19 +126,13 @@ def choose_size(site: AttentionSite, positions: AttentionPositions, kind: str, c
     """
     if kind == "relative" and positions.relative.grid is not None:
         return positions.relative.grid
-    longest = getattr(getattr(site.module, "config", None), "max_position_embeddings", None)
-    grid = site.grid
     if kind == "absolute":
-        longest, grid = positions.absolute.num_tokens, positions.absolute.grid
-    if grid is not None and site.grid is None:
-        raise StructuredInitError(
-            f"'{site.name}' sees other tokens than the grid of '{positions.absolute.name}', such as"
-            " parts of it or tokens behind it, whose positions are not known: leave it out with where="
-        )
-    if grid is not None:
-        rows, longest = grid
-        if rows > 1:
-            raise StructuredInitError(f"'{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse")
+        rows, longest = positions.absolute.grid or (1, positions.absolute.num_tokens)
+    else:
+        config = getattr(site.module, "config", None)
+        rows, longest = site.grid or (1, getattr(config, "max_position_embeddings", None))
+    if rows > 1:
+        raise StructuredInitError(f"'{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse")
     if context is None:
         return 1, min(longest or UNBOUNDED, LONGEST)
     return 1, min(context, longest or context)

@@ -1,4 +1,4 @@
-"""Heads that look at offsets: what is asked of a layer, the search for their strengths, and what the report says.
+"""Heads that look at offsets: the search for their strengths, and what the report says.
 
 A kind of positions (here, ``absolute.py``, ``rotary.py``) says what to write for a strength. The layer's call is
 repeated while strengths are searched on the attention that it shows.
@@ -10,29 +10,24 @@ reads. An offset is (rows above, columns to the left); in a sequence (0, tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from structured_init.attention.sequence.layer import Layer
 from structured_init.attention.sequence.recorded import (
-    Wanted,
+    Looks,
     find_maps,
     find_tokens,
     keys_at_offset,
     measure_shares,
     record_call,
+    repeat_call,
 )
-from structured_init.attention.sequence.trial import Trial
-from structured_init.hosts.attention import AttentionSite
-from structured_init.hosts.attention_positions import AttentionPositions
-from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
-from structured_init.weights import Weights
 
-Offset = tuple[int, int]
 Strengths = Float64[Tensor, " heads"]  # in logits, of the heads that are written
 FIRST, DOUBLINGS, HALVINGS = 16.0, 9, 4  # of the search for strengths
 GROWS = 1.02  # times the largest share before
@@ -42,38 +37,6 @@ WHY_SHORT = (
     "norms of queries and keys bound its logits, a mask hides these tokens, or its heads are too narrow to tell so many"
     " apart; where your texts are shorter, set context= to their length"
 )
-
-
-@dataclass
-class Layer:
-    """What is asked for in one layer."""
-
-    site: AttentionSite  # the layer, under the name of the writer
-    positions: AttentionPositions  # those of its tokens
-    kind: str  # those through which its heads look
-    looking: dict[int, Offset]  # the heads that are written, and where each looks
-    causal: bool  # whether later tokens are hidden
-    size: tuple[int, int]  # rows and columns of the tokens, (1, context) of a sequence
-    target: float  # the share of attention asked for
-    weights: Weights  # the overlay
-    rng: Draws  # named generators
-    trial: Trial  # what the network is run on
-    spare: Sequence[int] = ()  # coordinates that added positions leave to content: the first number with room
-    table_is_written: bool = False  # whether added positions stay as they were written for a layer before
-
-    def draw(self, part: str) -> torch.Generator:
-        """Return the generator of a named part of this layer."""
-        return self.rng.generator(self.site.name, f"PreviousToken: {part}")
-
-    @property
-    def group(self) -> int:
-        """How many heads share a key."""
-        return self.site.num_heads // self.site.num_key_value_heads
-
-    @property
-    def keys(self) -> list[int]:
-        """Numbers of the keys of the heads that are written."""
-        return sorted({head // self.group for head in self.looking})
 
 
 class Heads:
@@ -88,6 +51,7 @@ class Heads:
         how: what the report says of what was written.
         free: coordinates that positions leave to values and outputs.
         call: the layer's call as last recorded.
+        read: x̂ of all tokens in it, (T, D).
         reads: root mean square of x̂, 1 behind a norm.
         real: which tokens are no padding, those before a grid apart.
         wanted: where in its maps each head is to look.
@@ -108,21 +72,19 @@ class Heads:
         self.free: Int[Tensor, " free"] = torch.arange(0)
         self.host_query, self.host_key = self.site.query.double(), self.site.key.double()
         self.record()
-        self.places = find_maps(self.call)
-        self.real = find_tokens(self.call, self.places)
+        self.places = find_maps(self.site, self.call)
+        self.real = find_tokens(layer, self.call, self.places)
         self.wanted = self.choose_places()
 
-    def choose_places(self) -> dict[int, Wanted]:
+    def choose_places(self) -> dict[int, Looks]:
         """Return where in its maps each head is to look."""
         looking = self.layer.looking.items()
         return {head: keys_at_offset(self.real, self.layer.size, offset) for head, offset in looking}
 
-    def record(self) -> None:
-        """Run the network as it is now, up to this layer, and take note of how large what it reads is."""
-        relative = self.positions.relative
-        table = None if relative is None else relative.table
-        self.call = record_call(self.weights, self.site, self.layer.trial, table)
-        self.reads = self.call.read.square().mean().sqrt().item() or 1.0
+    def record(self, *needs: Tensor) -> None:
+        """Run the network as it is now, up to this layer, whose call ``needs`` some tensors; note what it reads."""
+        self.call, self.read = record_call(self.layer, needs)
+        self.reads = self.read.square().mean().sqrt().item() or 1.0
 
     def prepare(self, candidate: Any) -> None:
         """Take one of the candidates."""
@@ -165,7 +127,8 @@ class Heads:
     def share_of(self, strengths: Strengths) -> Float64[Tensor, " heads"]:
         """Write strengths and measure what they give."""
         self.write(strengths)
-        return measure_shares(self.call, self.places, self.wanted)
+        maps = repeat_call(self.weights, self.call, self.places)
+        return measure_shares(maps, self.wanted, self.site.prefix_tokens)
 
     def search(self) -> None:
         """Write heads with the first candidate that suffices, or the best, and the least strengths that do.
@@ -244,6 +207,9 @@ class Heads:
 
 class RelativeHeads(Heads):
     """The entry of each head for its offset is its strength; queries and keys stay the host's."""
+
+    def record(self, *needs: Tensor) -> None:
+        super().record(self.positions.relative.table, *needs)
 
     def prepare(self, candidate: float) -> None:
         shared = ", which other layers read as well" if self.positions.relative.shared else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from structured_init.attention.sequence.asked import find_towers, heads_of, prepare_each
-from structured_init.attention.sequence.heads import Layer
+from structured_init.attention.sequence.layer import Layer
 from structured_init.attention.sequence.matching import MatchingHeads, draw_beside, draw_copies, measure_balance
 from structured_init.attention.sequence.previous_token import PreviousToken
 from structured_init.hosts.attention import AttentionSite

@@ -1,10 +1,14 @@
-"""What the network is run on while heads are measured: the batch, or random tokens of the host's vocabulary.
+"""What is asked of one layer, and what the network is run on meanwhile: the batch, or random tokens of the host.
 
 Letters: B samples, T tokens.
 """
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +18,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import what_the_host_offers
 from structured_init.hosts.attention import AttentionSite
-from structured_init.hosts.watched import cannot_run, same_attention
+from structured_init.hosts.attention_positions import AttentionPositions
+from structured_init.hosts.watching import FoundAttention
 from structured_init.inputs import Inputs, as_inputs, first_samples, numbered, tokens_in
+from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
 
+Offset = tuple[int, int]
 MOST = 2**25  # numbers in the maps of a layer: 128 MiB of float32
 SAMPLES, TOKENS = 2, 1024  # that are measured: at least so many samples, and of short ones so many tokens
 
@@ -30,43 +37,75 @@ class Trial(NamedTuple):
     inputs: Inputs
     on: str  # how the report calls it
 
+    def fresh(self) -> Inputs:
+        """Return the inputs with a cache of their own, which the module fills."""
+        return copy.deepcopy(self.inputs)
 
-def choose_trial(weights: Weights, site: AttentionSite, length: int, *, twice: bool = False) -> Trial:
+
+@dataclass
+class Layer:
+    """What is asked for in one layer."""
+
+    site: AttentionSite  # the layer, under the name of the writer
+    positions: AttentionPositions  # those of its tokens
+    kind: str  # those through which its heads look
+    looking: dict[int, Offset]  # the heads that are written, and where each looks
+    causal: bool  # whether later tokens are hidden
+    size: tuple[int, int]  # rows and columns of the tokens, (1, context) of a sequence
+    target: float  # the share of attention asked for
+    weights: Weights  # the overlay
+    rng: Draws  # named generators
+    trial: Trial  # what the network is run on
+    spare: Sequence[int] = ()  # coordinates that added positions leave to content: the first number with room
+
+    def draw(self, part: str) -> torch.Generator:
+        """Return the generator of a named part of this layer."""
+        return self.rng.generator(self.site.name, f"PreviousToken: {part}")
+
+    @property
+    def group(self) -> int:
+        """How many heads share a key."""
+        return self.site.num_heads // self.site.num_key_value_heads
+
+    @property
+    def keys(self) -> list[int]:
+        """Numbers of the keys of the heads that are written."""
+        return sorted({head // self.group for head in self.looking})
+
+
+def choose_trial(
+    weights: Weights, site: AttentionSite, seen: FoundAttention | None, length: int, *, twice: bool = False
+) -> Trial:
     """Choose the batch where its texts are as long, else what the host library offers, else the batch.
 
-    No more samples are taken than give ``TOKENS``. Random tokens are as many as asked for, or half, a quarter, … of
-    these where maps would not fit. ``twice`` asks for tokens that will be drawn anew, for which the host library comes
-    first.
+    No more samples are taken than give ``TOKENS``. Random tokens are as many as asked for, or as many as have maps that
+    fit. ``seen`` is what a pass has shown of the layer. ``twice`` asks for tokens that will be drawn anew, for which
+    the host library comes first.
 
     Raises:
         StructuredInitError: nothing says what the model takes.
     """
-    while length > 2 and site.num_heads * length**2 > MOST:
-        length //= 2
+    length = min(length, math.isqrt(MOST // site.num_heads))
     samples = max(SAMPLES, TOKENS // length)
     offered = what_the_host_offers(weights, length + site.prefix_tokens, samples)
-    batch = weights.ask() if offered is None else weights.batch
-    beside = ""
-    if batch is not None:
-        seen = same_attention(site, weights.seen.layers)
-        texts = seen is not None and tokens_in(as_inputs(batch))
-        there = seen.length if texts else length
-        if offered is None or (there >= length and not twice):
-            return Trial(weights.model, first_samples(as_inputs(batch), samples), "the batch")
-        beside = "" if twice else f", as the batch has {there} of {length}"
+    batch = as_inputs(weights.batch)
+    there = seen.length if seen is not None and tokens_in(batch) else length
+    enough = there >= length and not twice
+    if weights.batch is not None and (offered is None or enough):
+        return Trial(weights.model, first_samples(batch, samples), "the batch")
     if offered is None:
-        why = cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
-        raise StructuredInitError(f"its heads are measured in a run, and {why}")
+        raise StructuredInitError(f"its heads are measured in a run, and {weights.seen.why_not}")
     part, inputs = offered
-    if tokens_in(inputs):
-        return Trial(part, inputs, f"random tokens{beside}")
-    # Images and sounds cost more than their tokens.
-    return Trial(part, first_samples(inputs, SAMPLES), f"random inputs{beside}")
+    if not tokens_in(inputs):  # Images and sounds cost more than their tokens.
+        return Trial(part, first_samples(inputs, SAMPLES), "random inputs")
+    beside = "" if enough or twice else f", as the batch has {there} of {length}"
+    return Trial(part, inputs, f"random tokens{beside}")
 
 
-def texts_in(inputs: Inputs) -> list[Int[Tensor, "B T"]]:
-    """Return the token numbers in what a model is called with, masks apart."""
-    return [leaf for leaf in tree_leaves(inputs) if numbered(leaf) and leaf.max() > 1]
+def texts_in(inputs: Inputs, size: Sequence[int]) -> list[Int[Tensor, "B T"]]:
+    """Return the token numbers of a size in what a model is called with, masks apart."""
+    found = [leaf.cpu() for leaf in tree_leaves(inputs) if numbered(leaf) and leaf.shape == size]
+    return [leaf for leaf in found if leaf.max() > 1]
 
 
 def draw_twice(trial: Trial, generator: torch.Generator) -> Trial:

@@ -19,9 +19,10 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
-from structured_init.attention.sequence.heads import Heads, Layer
-from structured_init.attention.sequence.recorded import Reached, Wanted, keys_behind_equals, run_until_reached
-from structured_init.attention.sequence.trial import texts_in
+from structured_init.attention.planned_run import run_planned
+from structured_init.attention.sequence.heads import Heads
+from structured_init.attention.sequence.layer import Layer, texts_in
+from structured_init.attention.sequence.recorded import Looks, keys_behind_equals
 from structured_init.attention.stream_share import Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
@@ -102,7 +103,7 @@ class Balance:
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
-    """Run the network to the second layer, while the head that will copy is silent, and measure what is added before.
+    """Run the network once, while the head that will copy is silent, and measure what is added before the second layer.
 
     The MLP is what puts out D channels from another number of them between the two layers.
 
@@ -117,8 +118,6 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
 
     def enter(name: str, stream: Tensor, behind: Callable[[], Tensor]) -> None:
         streams[name], added[name] = stream.clone(), behind()
-        if name == second.name:
-            raise Reached
 
     def put_out(name: str, _: nn.Module, __: tuple, output: Any) -> None:
         branch = next(tensors(output))
@@ -128,7 +127,7 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     def look(module: nn.Module, args: tuple, output: Any) -> None:
         widths = [each.shape[-1] for each in (*tensors(args), *tensors(output))]
         # Between the two layers: the first has put out, and the second has not.
-        if branches and len(widths) == 2 and widths[0] != widths[1] == width:
+        if len(branches) == 1 and len(widths) == 2 and widths[0] != widths[1] == width:
             between.append(module)
 
     ends = {last_module(each, weights.modules): each.name for each in (site, second)}
@@ -137,7 +136,7 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         for module in weights.modules.values():
             hook = partial(put_out, ends[module]) if module in ends else look
             hooks.enter_context(module.register_forward_hook(hook))
-        run_until_reached(weights, first.layer.trial, residuals)
+        run_planned(weights, first.layer.trial.inputs, first.layer.trial.part, residuals)
     for layer in (site.name, second.name):
         if layer not in streams:
             raise StructuredInitError(
@@ -175,17 +174,17 @@ class MatchingHeads(Heads):
         self.coordinates = matching_coordinates(self.positions.rotary, self.site.head_dim, layer.size[1])
         self.candidates = balance.candidates()
 
-    def choose_places(self) -> dict[int, Wanted]:
-        for text in texts_in(self.layer.trial.inputs):
-            if text.shape == self.real.shape:
-                return dict.fromkeys(self.layer.looking, keys_behind_equals(text.cpu()))
-        raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
+    def choose_places(self) -> dict[int, Looks]:
+        texts = texts_in(self.layer.trial.inputs, self.real.shape)
+        if not texts:
+            raise StructuredInitError(f"Induction: what '{self.site.name}' reads is no text that the model was given")
+        return dict.fromkeys(self.layer.looking, keys_behind_equals(texts[0]))
 
     def prepare(self, candidate: tuple[float, float]) -> None:
         self.balance.apply(*candidate)
         self.record()
         pair = [each / self.reads for each in self.copies]
-        means = torch.stack([(self.call.read @ each).mean(dim=0) for each in pair], dim=1)
+        means = torch.stack([(self.read @ each).mean(dim=0) for each in pair], dim=1)
         basis = torch.linalg.qr(torch.cat([means, torch.eye(len(means), dtype=means.dtype)], dim=1)).Q[:, 2:]
         used = self.coordinates[: basis.shape[1]]
         self.match = torch.zeros(2, self.site.embed_dim, self.site.head_dim, dtype=torch.float64)

@@ -15,8 +15,7 @@ from structured_init.attention.sequence.asked import (
     prepare_each,
     refuse_tokens_first,
 )
-from structured_init.attention.sequence.heads import Layer
-from structured_init.attention.sequence.trial import choose_trial, draw_twice
+from structured_init.attention.sequence.layer import Layer, choose_trial, draw_twice
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.attention_site import is_causal
@@ -104,11 +103,7 @@ class PreviousToken(Initializer):
         for tower in find_towers("PreviousToken", weights, self.where):
             groups += [[site] for site in (tower[:1] if self.where is None else tower)]
         layers = prepare_each("PreviousToken", weights, groups, lambda sites: self.ask_layer(sites[0], weights, rng))
-        written = set()  # tables of positions, as the first layer that reads them needs
         for layer in weights.each(layers):
-            if layer.kind == "absolute":
-                layer.table_is_written = layer.positions.absolute.name in written
-                written.add(layer.positions.absolute.name)
             heads = heads_of(layer)
             heads.search()
             heads.report()
@@ -131,7 +126,7 @@ class PreviousToken(Initializer):
         looking = choose_offsets(self.offsets, site, size, causal=causal)
         if known is None and size[0] == 1:
             site.note("taken for bidirectional; if it is causal, say causal=True")
-        trial = choose_trial(weights, site, size[0] * size[1], twice=twice)
+        trial = choose_trial(weights, site, seen, size[0] * size[1], twice=twice)
         if twice:
             trial = draw_twice(trial, rng.generator(site.name, "PreviousToken: tokens that come twice"))
         site = site.by("PreviousToken: query_key")

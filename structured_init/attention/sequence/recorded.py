@@ -8,11 +8,8 @@ Letters: S samples (windows count as such), H heads, N tokens behind a prefix, T
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -20,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from structured_init.attention.planned_run import owner_of, planned_maps, run_planned
-from structured_init.attention.sequence.trial import Trial, texts_in
+from structured_init.attention.sequence.layer import Layer, Trial, texts_in
 from structured_init.attention.stream_share import tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
@@ -31,118 +28,89 @@ from structured_init.inputs import Inputs, as_batch, explain_failure
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import TrialWeights, Weights
 
+Looks = Bool[Tensor, "S queries keys"]  # the places of its maps where a head is to look
+
 
 class Reached(Exception):
-    """What was waited for is about to run."""
+    """A module is about to run."""
 
 
-@dataclass
-class LayerCall:
-    """One attention layer's call, which can be repeated."""
+def record_call(layer: Layer, needs: Sequence[Tensor]) -> tuple[Trial, Float64[Tensor, "T D"]]:
+    """Run the network up to a layer; return the call that can be repeated, and x̂ of all tokens, what queries read.
 
-    weights: Weights
-    site: AttentionSite
-    trial: Trial
-    module: nn.Module  # that is called
-    inputs: Inputs  # what it was called with
-    read: Float64[Tensor, "T D"]  # x̂ of all tokens, what queries are read from
-
-    def fresh_inputs(self) -> Inputs:
-        """Return what it was called with, with a cache of its own, which the module fills."""
-        return copy.deepcopy(self.inputs)
-
-    def maps(self, places: Sequence[MapAt], weights: Weights | None = None) -> Float[Tensor, "S H queries keys"]:
-        """Repeat the call with the planned weights, or others, and return its maps."""
-        return planned_maps(weights or self.weights, {"": places}, self.fresh_inputs(), self.module)[""]
-
-
-def record_call(weights: Weights, site: AttentionSite, trial: Trial, table: Tensor | None = None) -> LayerCall:
-    """Run the network up to where the first call of a layer reads its queries.
-
-    What is repeated is the module of the layer, or the whole part where it is not called as a module, or where the
-    ``table`` that is to be written lies outside of it.
+    What is repeated is the module of the layer; or all that is run, where the layer is not called as a module, or where
+    what reads queries or a tensor that the layer ``needs`` lies outside of it.
 
     Raises:
         StructuredInitError: the model fails; what the layer reads is not seen.
     """
-    calls: list[Inputs] = []
-    read: list[Tensor] = []
+    site, weights, call = layer.site, layer.weights, layer.trial
     # Its module may use weights without calling the module that holds them; then what it is given is what it reads.
     reader = owner_of(pieces(site.layout.query)[0].weight, weights.modules.values(), site.module)
-
-    def look(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if module is site.module:
-            calls.append((args, kwargs))
-        fitting = [each for each in tensors((args, *kwargs.values())) if each.shape[-1] == site.embed_dim]
-        if fitting:
-            tokens = fitting[0].detach().reshape(-1, site.embed_dim)
-            read.append(tokens.to("cpu", torch.float64, copy=True))
-        if module is reader:
-            raise Reached
-
-    with ExitStack() as hooks:
-        for module in {site.module, reader}:
-            hooks.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
-        run_until_reached(weights, trial)
-    if not read:
-        raise StructuredInitError(f"what '{site.name}' reads is not seen on {trial.on}")
-    inside = [*site.module.parameters(), *site.module.buffers()]
-    if calls and (table is None or any(table is each for each in inside)):
-        return LayerCall(weights, site, trial, site.module, calls[0], read[-1])
-    return LayerCall(weights, site, trial, trial.part, trial.inputs, read[-1])
+    given = run_to(weights, call, site.module)
+    inside = {id(each) for each in (*site.module.modules(), *site.module.parameters(), *site.module.buffers())}
+    if given is not None and inside.issuperset(map(id, (reader, *needs))):
+        call = Trial(site.module, given, call.on)
+    args, kwargs = run_to(weights, call, reader) or given or ((), {})
+    fitting = [each for each in tensors((*args, *kwargs.values())) if each.shape[-1] == site.embed_dim]
+    if not fitting:
+        raise StructuredInitError(f"what '{site.name}' reads is not seen on {call.on}")
+    return call, fitting[0].detach().reshape(-1, site.embed_dim).to("cpu", torch.float64)
 
 
-def run_until_reached(weights: Weights, trial: Trial, inside: AbstractContextManager[object] | None = None) -> None:
-    """Run the network with everything planned so far, until a hook raises :class:`Reached`.
+def run_to(weights: Weights, call: Trial, module: nn.Module) -> Inputs | None:
+    """Run with everything planned so far up to a module, and return what it is called with; ``None`` if it is not.
 
     An exception is all that stops a forward pass: to run the layers behind would cost most of the pass, each time.
     """
-    with explain_failure(trial.part, given=weights.batch is not None, bugs=True), suppress(Reached):
-        run_planned(weights, trial.inputs, trial.part, inside)
+
+    def stop(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        raise Reached(args, kwargs)
+
+    explained = explain_failure(call.part, given=weights.batch is not None, bugs=True)
+    with module.register_forward_pre_hook(stop, with_kwargs=True), explained:
+        try:
+            run_planned(weights, call.fresh(), call.part)
+        except Reached as reached:
+            return reached.args
+    return None
 
 
-def find_maps(call: LayerCall) -> tuple[MapAt, ...]:
+def find_maps(site: AttentionSite, call: Trial) -> tuple[MapAt, ...]:
     """Watch a call once, and return where it computes the maps of its layer.
 
     Raises:
         StructuredInitError: they are not seen.
     """
-    batch = as_batch(call.module, call.fresh_inputs())
-    seen = [each for each in discover_attention(call.module, batch) if each.maps]
-    found = same_attention(call.site, seen) or (seen[0] if len(seen) == 1 else None)
+    seen = [each for each in discover_attention(call.part, as_batch(call.part, call.fresh())) if each.maps]
+    found = same_attention(site, seen) or (seen[0] if len(seen) == 1 else None)
     if found is None:
-        raise StructuredInitError(f"the attention maps of '{call.site.name}' were not seen on {call.trial.on}")
+        raise StructuredInitError(f"the attention maps of '{site.name}' were not seen on {call.on}")
     return found.maps[0]
 
 
-def find_tokens(call: LayerCall, places: Sequence[MapAt]) -> Bool[Tensor, "S N"]:
+def repeat_call(weights: Weights, call: Trial, places: Sequence[MapAt]) -> Float[Tensor, "S H queries keys"]:
+    """Repeat a call with everything planned so far, and return its maps."""
+    return planned_maps(weights, {"": places}, call.fresh(), call.part)[""]
+
+
+def find_tokens(layer: Layer, call: Trial, places: Sequence[MapAt]) -> Bool[Tensor, "S N"]:
     """Tell which tokens are no padding: the layer looks at them, and no table has a row of padding for them.
 
     The call is repeated with queries of zero: equal logits tell what is hidden from what a sharp softmax leaves out.
     """
-    overlay = TrialWeights(call.weights)
-    call.site.through(overlay).query = torch.zeros_like(call.site.query)
-    real = unpadded(call.maps(places, overlay))[:, call.site.prefix_tokens :]
-    texts = [text.cpu() for text in texts_in(call.trial.inputs) if text.shape == real.shape]
-    tables = [each for each in call.weights.modules.values() if isinstance(each, nn.Embedding)]
-    for padding in {table.padding_idx for table in tables} - {None}:
-        for text in texts:
-            told = text != padding
-            # The same number between other tokens is no padding.
-            real &= (told.cumsum(dim=1) > 0) & (told.flip(1).cumsum(dim=1).flip(1) > 0)
+    overlay = TrialWeights(layer.weights)
+    layer.site.through(overlay).query = torch.zeros_like(layer.site.query)
+    real = unpadded(repeat_call(overlay, call, places))[:, layer.site.prefix_tokens :]
+    padding = {getattr(each, "padding_idx", None) for each in layer.weights.modules.values()} - {None}
+    for text in texts_in(layer.trial.inputs, real.shape):
+        told = ~torch.isin(text, torch.tensor(sorted(padding), dtype=text.dtype))
+        # The same number between other tokens is no padding.
+        real &= (told.cumsum(dim=1) > 0) & (told.flip(1).cumsum(dim=1).flip(1) > 0)
     return real
 
 
-class Wanted(NamedTuple):
-    """The places of its maps where a head is to look; their attention is summed and divided by the number asked."""
-
-    samples: Int[Tensor, " P"]
-    queries: Int[Tensor, " P"]
-    keys: Int[Tensor, " P"]
-    asked: int  # queries
-
-
-def keys_at_offset(real: Bool[Tensor, "S N"], size: tuple[int, int], offset: tuple[int, int]) -> Wanted:
+def keys_at_offset(real: Bool[Tensor, "S N"], size: tuple[int, int], offset: tuple[int, int]) -> Looks:
     """Return where a head looks at its offset, among tokens of which some are padding.
 
     Asked are all tokens of a grid that have one at the offset. Of sequences these are the tokens in the second half of
@@ -154,29 +122,26 @@ def keys_at_offset(real: Bool[Tensor, "S N"], size: tuple[int, int], offset: tup
         columns = real.shape[1]
         longest = int(real.sum(dim=1).max())
         before = max(left, longest + min(left, 0) - (longest + 1) // 2, 0)
-    row = torch.arange(max(up, 0), rows + min(up, 0))
-    column = torch.arange(max(left, 0), max(columns + min(left, 0), 0))
-    queries = (row[:, None] * columns + column).flatten()
-    keys = queries - up * columns - left
-    asked = real[:, queries] & real[:, keys] & (real.cumsum(dim=1)[:, queries] > before)
-    samples, chosen = asked.nonzero(as_tuple=True)
-    return Wanted(samples, queries[chosen], keys[chosen], len(samples))
+    row, column = torch.arange(real.shape[1]) // columns, torch.arange(real.shape[1]) % columns
+    apart = (row[:, None] - row == up) & (column[:, None] - column == left)
+    asked = real & (real.cumsum(dim=1) > before)
+    return apart & asked[:, :, None] & real[:, None, :]
 
 
-def keys_behind_equals(texts: Int[Tensor, "S N"]) -> Wanted:
+def keys_behind_equals(texts: Int[Tensor, "S N"]) -> Looks:
     """Return where a head looks at what followed an equal token before: of the second half of every text."""
     equal = texts[:, :, None] == texts[:, None, :-1]
-    behind = pad(equal, (1, 0)).tril(-1)  # (S, queries, keys): the token before the key equals that of the query
+    behind = pad(equal, (1, 0)).tril(-1)  # the token before the key equals that of the query
     behind[:, : texts.shape[1] // 2] = False
-    return Wanted(*behind.nonzero(as_tuple=True), int(behind.any(dim=2).sum()))
+    return behind
 
 
-def measure_shares(call: LayerCall, places: Sequence[MapAt], wanted: dict[int, Wanted]) -> Float64[Tensor, " heads"]:
-    """Repeat a call and return the share of attention that each head puts where it is wanted to look."""
-    prefix = call.site.prefix_tokens
-    maps = call.maps(places)[:, :, prefix:, prefix:]
+def measure_shares(
+    maps: Float[Tensor, "S H queries keys"], wanted: dict[int, Looks], prefix: int
+) -> Float64[Tensor, " heads"]:
+    """Return the share of attention that each head puts where it is wanted to look, of queries that have such a key."""
     shares = []
-    for head, at in wanted.items():
-        looks = maps[at.samples, head, at.queries, at.keys]
-        shares.append(looks.double().sum() / max(at.asked, 1))
+    for head, looks in wanted.items():
+        asked = looks.any(dim=2).sum().clamp(min=1)
+        shares.append(maps[:, head, prefix:, prefix:][looks].double().sum() / asked)
     return torch.stack(shares)

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
-from structured_init.attention.sequence.heads import FIRST, GROWS, Heads, Layer
+from structured_init.attention.sequence.heads import FIRST, GROWS, Heads
+from structured_init.attention.sequence.layer import Layer
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import projection_bias
 from structured_init.util.errors import StructuredInitError
@@ -68,10 +69,10 @@ class RotaryHeads(Heads):
             self.biases = []
             self._add_direction()
             self.record()
-            self.along = (self.call.read @ self.direction).mean()
+            self.along = (self.read @ self.direction).mean()
         if site.layout.query_key_norm:
             # The norms make the same of all sizes: those of the host are kept.
-            sizes = [(self.call.read @ each).square().mean().sqrt() for each in (self.host_query, self.host_key)]
+            sizes = [(self.read @ each).square().mean().sqrt() for each in (self.host_query, self.host_key)]
             self.grows = GROWS
             self.first = max(FIRST, (site.scale * site.head_dim * sizes[0] * sizes[1]).item())
         length = layer.size[1]
@@ -93,8 +94,7 @@ class RotaryHeads(Heads):
         if not tables:
             raise StructuredInitError(
                 f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
-                " common to all token embeddings, and none of its width was found: an nn.Embedding, or a parameter that"
-                " a batch shows to be looked up by torch.nn.functional.embedding"
+                " common to all token embeddings, and a forward pass looked up none of its width"
             )
         names = [weights.names(table)[0] for table in tables]
         draw = self.layer.rng.generator(names[0], "PreviousToken: direction")
@@ -146,26 +146,17 @@ class RotaryHeads(Heads):
 def token_tables(site: AttentionSite, weights: Weights) -> list[Tensor]:
     """Return the tables of tokens that are added up before the layers around an attention layer, the largest first.
 
-    These are embeddings of the tokens' width outside of lists of layers, and parameters that a pass looked up. They
-    are looked for in the module that holds the list of layers, then in those around it, but not beyond one whose
-    convolution makes the tokens.
+    These are parameters of the tokens' width (R, D) that a pass looked up, outside of that list of layers. They are
+    looked for in the module that holds the list, then in those around it, but not beyond one whose convolution makes
+    the tokens.
     """
-    modules = weights.modules
-    stacks = {name for name, module in modules.items() if is_stack(module)}
-    parents = [*outwards(site.name)][1:]
-    outermost = next((name for name in reversed(parents) if name in stacks), site.name)
-    for around in [*outwards(outermost)][1:] or [""]:  # the model's own attention has no other
-        outside = {
-            name: module
-            for name, module in modules.items()
-            if (not around or name.startswith(f"{around}."))
-            and not any(name != stack and within(name, stack) for stack in stacks)
-        }
-        found = [module.weight for module in outside.values() if isinstance(module, nn.Embedding)]
-        for module in outside.values():
-            found += [each for each in module.parameters(recurse=False) if id(each) in weights.seen.one_row]
-        tables = [each for each in dict.fromkeys(found) if each.ndim == 2 and each.shape[1] == site.embed_dim]
-        patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
-        if tables or (patches and patches[-1].out_channels == site.embed_dim):
+    modules, width = weights.modules, site.embed_dim
+    stacks = [name for name in outwards(site.name) if name in modules and is_stack(modules[name])]
+    layers = [site.name, *stacks][-1]
+    for around in outwards(layers.rpartition(".")[0]):
+        outside = [each for name, each in modules.items() if within(name, around) and not within(name, layers)]
+        own = dict.fromkeys(each for module in outside for each in module.parameters(recurse=False))
+        tables = [each for each in own if id(each) in weights.seen.one_row and each.shape[1:] == (width,)]
+        if tables or any(isinstance(each, CONVOLUTIONS) and each.out_channels == width for each in outside):
             return sorted(tables, key=len, reverse=True)
     return []
