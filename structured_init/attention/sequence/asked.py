@@ -70,7 +70,7 @@ def prepare_each(
     Raises:
         StructuredInitError: none can: the reason of the first.
     """
-    done, refusals = [], {}
+    done, refusals = [], []
     for layers in groups:
         names = [site.name for site in layers]
         weights.sought([], names)
@@ -78,10 +78,10 @@ def prepare_each(
             done.append(prepare(layers))
             weights.sought(names, [])
         except StructuredInitError as refusal:
-            refusals[names[0]] = str(refusal)
-            weights.skip(names[0], refusals[names[0]])
+            refusals.append(str(refusal))
+            weights.skip(names[0], refusals[-1])
     if not done:
-        raise StructuredInitError(f"{who}: {next(iter(refusals.values()))}")
+        raise StructuredInitError(f"{who}: {refusals[0]}")
     return done
 
 
@@ -133,9 +133,7 @@ def choose_size(site: AttentionSite, positions: AttentionPositions, kind: str, c
         rows, longest = site.grid or (1, getattr(config, "max_position_embeddings", None))
     if rows > 1:
         raise StructuredInitError(f"'{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse")
-    if context is None:
-        return 1, min(longest or UNBOUNDED, LONGEST)
-    return 1, min(context, longest or context)
+    return 1, min(longest or context or UNBOUNDED, context or LONGEST)
 
 
 def choose_offsets(
@@ -158,14 +156,14 @@ def choose_offsets(
         if offset is None:
             continue
         up, left = (0, offset) if isinstance(offset, int) else offset
-        said = f"offset {[up, left] if up else left}"
         if causal and left < 0:
             raise StructuredInitError(
-                f"{said} looks ahead, but '{site.name}' is causal: use positive offsets, which count tokens back"
+                f"offset {offset} looks ahead, but '{site.name}' is causal: use positive offsets, which count tokens"
+                " back"
             )
         if abs(up) >= rows or abs(left) >= columns:
             tokens = f"{columns} tokens" if rows == 1 else f"{rows}×{columns} tokens"
-            raise StructuredInitError(f"{said} lies outside of the {tokens} that '{site.name}' sees")
+            raise StructuredInitError(f"offset {offset} lies outside of the {tokens} that '{site.name}' sees")
         looking[head] = up, left
     return looking
 

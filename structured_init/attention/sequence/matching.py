@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from structured_init.attention.planned_run import run_planned
 from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.layer import Layer, texts_in
-from structured_init.attention.sequence.recorded import Looks, keys_behind_equals
+from structured_init.attention.sequence.recorded import Looks, Reached, keys_behind_equals
 from structured_init.attention.stream_share import Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
@@ -85,8 +85,8 @@ class Balance:
         site, copying = self.first.site, self.first.layer.looking
         if of_heads != self.of_heads:
             output = site.output
-            others = [head for head in range(site.num_heads) if head not in copying]
-            output[others] *= of_heads / self.of_heads
+            others = set(range(site.num_heads)) - copying.keys()
+            output[list(others)] *= of_heads / self.of_heads
             site.by(BALANCED).output = output
         if of_mlp != self.of_mlp:
             for parameter, host in self.last.items():
@@ -103,7 +103,7 @@ class Balance:
 
 
 def measure_balance(first: Heads, second: AttentionSite) -> Balance:
-    """Run the network once, while the head that will copy is silent, and measure what is added before the second layer.
+    """Run the network to the second layer, while the head that will copy is silent, and measure what is added before.
 
     The MLP is what puts out D channels from another number of them between the two layers.
 
@@ -118,6 +118,8 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
 
     def enter(name: str, stream: Tensor, behind: Callable[[], Tensor]) -> None:
         streams[name], added[name] = stream.clone(), behind()
+        if name == second.name:
+            raise Reached
 
     def put_out(name: str, _: nn.Module, __: tuple, output: Any) -> None:
         branch = next(tensors(output))
@@ -127,7 +129,7 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     def look(module: nn.Module, args: tuple, output: Any) -> None:
         widths = [each.shape[-1] for each in (*tensors(args), *tensors(output))]
         # Between the two layers: the first has put out, and the second has not.
-        if len(branches) == 1 and len(widths) == 2 and widths[0] != widths[1] == width:
+        if branches and len(widths) == 2 and widths[0] != widths[1] == width:
             between.append(module)
 
     ends = {last_module(each, weights.modules): each.name for each in (site, second)}
@@ -136,12 +138,12 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         for module in weights.modules.values():
             hook = partial(put_out, ends[module]) if module in ends else look
             hooks.enter_context(module.register_forward_hook(hook))
+        hooks.enter_context(suppress(Reached))
         run_planned(weights, first.layer.trial.inputs, first.layer.trial.part, residuals)
-    for layer in (site.name, second.name):
-        if layer not in streams:
-            raise StructuredInitError(
-                f"Induction: what '{layer}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
-            )
+    if unseen := {site.name, second.name} - streams.keys():
+        raise StructuredInitError(
+            f"Induction: what '{min(unseen)}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
+        )
     last = {}
     for module in between:
         for parameter in module.parameters(recurse=False):

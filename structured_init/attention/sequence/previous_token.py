@@ -90,7 +90,7 @@ class PreviousToken(Initializer):
             parts = offset if isinstance(offset, list | tuple) else [offset]
             for part in parts:
                 check_whole("PreviousToken", None, null=True, offsets=part)
-            if 0 in parts and not any(parts):
+            if set(parts) == {0}:
                 raise StructuredInitError(
                     "PreviousToken: offset 0 is the token itself, not an earlier one: use null to leave a head as it is"
                 )

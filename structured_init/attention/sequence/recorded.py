@@ -32,7 +32,7 @@ Looks = Bool[Tensor, "S queries keys"]  # the places of its maps where a head is
 
 
 class Reached(Exception):
-    """A module is about to run."""
+    """What was waited for is about to run."""
 
 
 def record_call(layer: Layer, needs: Sequence[Tensor]) -> tuple[Trial, Float64[Tensor, "T D"]]:

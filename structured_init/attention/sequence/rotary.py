@@ -115,8 +115,7 @@ class RotaryHeads(Heads):
         self.kept = candidate
         self.how = self.basis
         if candidate != 1:
-            left = f"multiplied by {candidate:g}" if candidate else "zero"
-            self.how += f"; the host's own queries and keys are {left}"
+            self.how += f"; the host's own queries and keys are multiplied by {candidate:g}"
 
     def write_query(self, head: int, factor: Tensor) -> None:
         self._write_constant(0, self.query, head, factor * self._turn_constant(self.layer.looking[head][1]))
