@@ -6,8 +6,7 @@ Letters: H heads, k head_dim, r turned pairs, R rows of a table of biases, N tok
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +25,7 @@ from structured_init.hosts.positions import (
 )
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.inputs import pair
+from structured_init.util.names import outwards
 from structured_init.weights import Weights
 
 
@@ -40,13 +40,11 @@ class AttentionPositions:
         absolute: positions added to its tokens, learned or sinusoidal.
         relative: a table of biases.
         rotary: turned queries and keys.
-        alibi: whether the host adds linear biases.
     """
 
     absolute: PositionSite | None = None
     relative: RelativeBias | None = None
     rotary: Rotary | None = None
-    alibi: bool = False
 
 
 def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
@@ -54,35 +52,44 @@ def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPosit
 
     ``weights`` is the overlay that the site was found in.
     """
+    table = _table_around(site, weights)
+    # Of a window, the model's own positions are not known to be the tokens'.
+    known = table is not None and site.layout.tokens is None and not not_of(table, site, weights)
+    turned = rotary(site, weights) if site.layout.rope else None
+    return AttentionPositions(table if known else None, relative_bias(site, weights), turned)
+
+
+def _table_around(site: AttentionSite, weights: Weights) -> PositionSite | None:
+    """Return the table of the innermost module around a layer of which tokens are known; ``None`` where it has none."""
     around = enclosing(token_layouts(weights), site.name)
     tables = {id(each.tensor): each for each in position_sites(weights)}
-    own = site.layout.tokens  # of a window the model's own positions are not known to be the tokens'
-    absolute = None if around is None or own is not None else tables.get(id(around.positions))
-    if absolute is not None and (absolute.embed_dim != site.embed_dim or not_of(absolute, site, weights)):
-        absolute = None  # of a head's width, by which RoFormer turns queries and keys, or of other tokens
-    turned = rotary(site, weights) if site.layout.rope else None
-    return AttentionPositions(absolute, relative_bias(site, weights), turned, alibi(site))
+    return None if around is None else tables.get(id(around.positions))
 
 
 def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
     """Say why a table cannot be that of the tokens that a layer was seen to attend to; "" where it can.
 
-    One that gives its rows to several tokens each cannot tell these apart: the places within each step of a series are
-    such a table, and so are steps of which each is several tokens.
+    One of another width reaches them through a map, or turns heads (RoFormer). One that gives its rows to several
+    tokens each cannot tell these apart: the places within each step of a series are such a table, and so are steps of
+    which each is several tokens.
     """
+    if table.embed_dim != site.embed_dim:
+        return (
+            f"'{table.name}' of width {table.embed_dim} reaches its tokens of width {site.embed_dim} through"
+            " another layer, and only positions as wide as the tokens can be written"
+        )
     seen = same_attention(site, weights.seen.layers)
     added = next((each for each in weights.seen.added if each.parameter is table.tensor), None)
-    if seen is None:
+    if seen is None or added is None:
         return ""
-    rows = table.num_tokens if added is None else added.given
-    part = added is not None and added.all_samples * seen.queries == seen.rows  # of the tokens, once for all of them
-    if seen.length - site.prefix_tokens >= 2 * rows and not part:
+    part = added.all_samples * seen.queries == seen.rows  # of the tokens, once for all of them
+    if seen.length - site.prefix_tokens >= 2 * added.given and not part:
         return (
-            f"'{table.name}' gives {rows} rows to the {seen.length} tokens that '{site.name}' sees, so it cannot tell"
-            " those of one row apart: add rotary positions, or a table with a row for every token; if there is one"
+            f"'{table.name}' gives {added.given} rows to the {seen.length} tokens that '{site.name}' sees, so it cannot"
+            " tell those of one row apart: add rotary positions, or a table with a row for every token; if there is one"
             " already, a batch without padding shows it"
         )
-    tokens = 0 if added is None else added.prefix + added.tokens + added.after
+    tokens = added.prefix + added.tokens + added.after
     if seen.length >= tokens or seen.rows >= tokens * added.samples:  # or windows
         return ""
     return (
@@ -93,21 +100,13 @@ def not_of(table: PositionSite, site: AttentionSite, weights: Weights) -> str:
 
 def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
     """Say why tables that are known are not those of a layer, and the way out; "" where there are none."""
-    tokens, known = token_layouts(weights), position_sites(weights)
-    around = enclosing(tokens, site.name)
-    for table in known:
-        if around is None or around.positions is not table.tensor:
-            continue
-        if table.embed_dim != site.embed_dim:
-            return (
-                f"'{table.name}' of width {table.embed_dim} reaches its tokens of width {site.embed_dim} through"
-                " another layer, and only positions as wide as the tokens can be written"
-            )
-        if why := not_of(table, site, weights):
-            return why
+    table = _table_around(site, weights)
+    if table is not None and (why := not_of(table, site, weights)):
+        return why
+    tokens = token_layouts(weights)
     places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
     seen = {id(each.positions) for each in places if each is not None}
-    tables = ", ".join(f"'{each.name}'" for each in known if id(each.tensor) not in seen)
+    tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
     why_unknown = known_tokens(weights).why_unknown
     if why_unknown or not tables:
         return why_unknown or ""
@@ -147,10 +146,8 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
 # An offset (y, x) leads from a query to the key y rows above and x columns to the left of it; in a sequence y is 0 and
 # x counts the tokens before it.
 
-# Tables, and ALiBi, are told by the names that hosts give them: a pass shows the entries between its own
-# tokens alone, and which entry stands for an offset of a longer text only the host's own function says.
-
-SHARED = ("rel_pos_bias", "shared_position_bias", "relative_position_bias", "rel_pos")  # beside or above the attention
+# Tables are told by the names that hosts give them: a pass shows the entries between its own tokens alone, and which
+# entry stands for an offset of a longer text only the host's own function says.
 
 
 @dataclass(frozen=True)
@@ -183,23 +180,16 @@ def relative_bias(site: AttentionSite, weights: Weights) -> RelativeBias | None:
 
     Either an ``nn.Embedding`` called ``relative_attention_bias`` with a function from offsets to buckets (T5 and its
     kin), or a parameter ``relative_position_bias_table`` (R, H) with an index from pairs of tokens (Swin, BEiT): in the
-    module itself, in a child of it or of the block, or of a module further out, where all layers share it.
+    module itself, in a child of it or of the block, or in or beside a module further out, where all layers share it.
     """
-    for name, module in _around(site.name, weights.modules):
-        outside = site.name != name and site.name.rpartition(".")[0] != name
-        found = _buckets(module) or _indexed(module, shared=outside)
-        if found is not None and found.table.shape[1] == site.num_heads:
-            return found
+    home = site.name, site.name.rpartition(".")[0]
+    for around in outwards(site.name):
+        outer = weights.modules.get(around, site.module)  # heads, and layers of one module, have names of their own
+        for module in (outer, *outer.children()):
+            found = _buckets(module) or _indexed(module, shared=around not in home)
+            if found is not None and found.table.shape[1] == site.num_heads:
+                return found
     return None
-
-
-def _around(name: str, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """The module, its children, and what stands beside it or beside a module around it under a known name."""
-    yield name, modules[name]
-    yield from ((name, child) for _, child in modules[name].named_children())
-    while name:
-        name = name.rpartition(".")[0]
-        yield from ((name, child) for key, child in modules[name].named_children() if key in SHARED)
 
 
 def _buckets(module: nn.Module) -> RelativeBias | None:
@@ -233,11 +223,3 @@ def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:
         return index.detach().cpu().view(size, size)[tuple(flat)]
 
     return RelativeBias(table, rows, grid, shared)
-
-
-def alibi(site: AttentionSite) -> bool:
-    """Say whether logits fall off linearly with the distance (2108.12409), by slopes that BLOOM or MPT compute."""
-    file = sys.modules.get(type(site.module).__module__)
-    takes = inspect.signature(site.module.forward).parameters
-    bloom = "alibi" in takes and hasattr(file, "build_alibi_tensor")
-    return bloom or ("position_bias" in takes and hasattr(file, "build_mpt_alibi_tensor"))

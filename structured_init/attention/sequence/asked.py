@@ -109,11 +109,10 @@ def choose_kind(site: AttentionSite, positions: AttentionPositions, weights: Wei
             return kind
     if site.layout.rope:
         raise StructuredInitError(f"'{site.name}' turns queries and keys, and a forward pass does not show how")
-    if positions.alibi:
-        raise StructuredInitError(f"'{site.name}' has ALiBi alone, whose slopes no head can look past")
     why = positions_elsewhere(site, weights) or (
-        "neither absolute, relative nor rotary ones, without which no head can tell which token stands before:"
-        f" structured_init.register_positions describes a table{'' if weights.can_ask else FOUND_BY_WATCHING}"
+        "neither absolute, relative nor rotary ones, without which no head can tell which token stands before,"
+        " and ALiBi is none of these: structured_init.register_positions describes a table"
+        f"{'' if weights.can_ask else FOUND_BY_WATCHING}"
     )
     raise StructuredInitError(f"'{site.name}' has no positions that are known: {why}")
 

@@ -42,8 +42,8 @@ HOSTS = {
     "GPT-2": (lambda: of_transformers("GPT2Model", **GPT2, **TEXT), [["absolute"], ["absolute"]]),
     "Llama": (lambda: of_transformers("LlamaModel", **WIDTH, **TEXT), [["rotary"], ["rotary"]]),
     "T5, whose first layer has the table": (lambda: of_transformers("T5EncoderModel", **T5), [["relative"], []]),
-    "BLOOM": (lambda: of_transformers("BloomModel", hidden_size=16, n_layer=1, n_head=2, **TEXT), [["alibi"]]),
-    "MPT": (lambda: of_transformers("MptModel", d_model=16, n_heads=2, n_layers=1, vocab_size=20), [["alibi"]]),
+    "BLOOM": (lambda: of_transformers("BloomModel", hidden_size=16, n_layer=1, n_head=2, **TEXT), [[]]),
+    "MPT": (lambda: of_transformers("MptModel", d_model=16, n_heads=2, n_layers=1, vocab_size=20), [[]]),
     "BEiT": (lambda: beit(use_rel_pos_bias=True), [["relative"], ["relative"]]),
     "layer of torch": (lambda: torch.nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), [[]]),
 }
