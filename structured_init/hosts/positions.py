@@ -187,10 +187,7 @@ def found_by_watching(weights: Weights) -> str:
 
 def no_positions(weights: Weights) -> str:
     """Say that a model has no positions that are known, and how they would be found where it was not run."""
-    way_out = (
-        "" if token_layouts(weights) else found_by_watching(weights)
-    )  # of known tokens it is said that none is added
-    return known_tokens(weights).why_unknown or f"no table of positions was found{way_out}"
+    return known_tokens(weights).why_unknown or f"no table of positions was found{found_by_watching(weights)}"
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
