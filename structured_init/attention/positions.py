@@ -176,6 +176,10 @@ def two_dimensional(site: PositionSite) -> tuple[int, int]:
             "networks of images; Positions(kind='gaussian') takes both. Where these are images, say their grid with "
             "structured_init.register_positions"
         )
+    if site.behind:
+        raise StructuredInitError(
+            f"'{site.name}' has rows for tokens behind the patches, which are not supported: put them before these"
+        )
     rows, columns = site.grid
     if rows * columns != site.num_tokens:
         more = site.num_tokens - rows * columns

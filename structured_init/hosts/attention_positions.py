@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import (
+    FOUND_BY_WATCHING,
     PositionSite,
     enclosing,
-    found_by_watching,
     known_tokens,
     position_sites,
     token_layouts,
@@ -112,7 +112,7 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
         return why_unknown or ""
     return (
         f"positions of {tables} are registered for a module that does not contain the attention: register the class"
-        f" around both{found_by_watching(weights)}"
+        f" around both{FOUND_BY_WATCHING if weights.batch is None else ''}"
     )
 
 

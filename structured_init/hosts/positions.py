@@ -5,7 +5,7 @@ Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,11 +18,13 @@ from structured_init.hosts.registry import Registry, Where, selects, warn_of_idl
 from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.evidence import FoundAttention
 from structured_init.hosts.watching.records import Added
+from structured_init.inputs import pair
 from structured_init.util.errors import StructuredInitError, shown
 from structured_init.util.names import is_stack, outwards, within
 from structured_init.weights import Weights
 
 TOKENS: Registry[TokenLayout | Sequence[TokenLayout] | None] = Registry()
+NO_POSITIONS = "no table of positions was found"
 NOT_IN_ORDER = (
     "left alone: the tokens it is added to were not seen to be all patches behind class and register tokens, which "
     "mask tokens in place of patches hide: say what the grid is with structured_init.register_positions"
@@ -35,6 +37,7 @@ NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: describe them with "
     "structured_init.register_positions, for Positions to write them"
 )
+FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
 Describe = Callable[[Any], TokenLayout | Sequence[TokenLayout] | None]
 
@@ -57,6 +60,13 @@ class PositionSite:
     def num_tokens(self) -> int:
         """N, the tokens of the grid; prefix tokens are not counted."""
         return self.tensor.numel() // self.embed_dim - self._first
+
+    @property
+    def behind(self) -> int:
+        """How many of its rows a forward pass showed to be added to class or register tokens behind the patches."""
+        if self._first + self.num_tokens == prod(self.grid or ()):  # all rows are those of patches, masked or not
+            return 0
+        return next((seen.after for seen in self._weights.seen.added if seen.parameter is self.tensor), 0)
 
     @property
     def saved(self) -> bool:
@@ -142,14 +152,10 @@ def known_tokens(weights: Weights) -> KnownTokens:
 
 
 def _search_tokens(weights: Weights) -> KnownTokens:
-    known = {}
-    for name, module in weights.modules.items():
-        describe = TOKENS.find(module)
-        said = None if describe is None else describe(module)
-        several = [said] if isinstance(said, TokenLayout) else said or ()
-        for layout in several:
-            known[name if len(several) == 1 else weights.names(layout.positions)[0]] = layout
-    return _Search(weights, known).result()
+    known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
+    said = {name: describe(module) for name, module, describe in known if describe is not None}
+    described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
+    return _Search(weights, described).result()
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
@@ -180,14 +186,10 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
     return position_sites(weights, where)
 
 
-def found_by_watching(weights: Weights) -> str:
-    """Say how a table would be found, to end a message with; "" where the model has been run."""
-    return "; given a batch, as batch=…, one forward pass finds a learned table" if weights.seen.ran is None else ""
-
-
 def no_positions(weights: Weights) -> str:
-    """Say that a model has no positions that are known, and how they would be found where it was not run."""
-    return known_tokens(weights).why_unknown or f"no table of positions was found{found_by_watching(weights)}"
+    """Say that a model has no positions that are known, and how they would be found where it could not be run."""
+    found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.seen.why_not or "") else ""
+    return known_tokens(weights).why_unknown or NO_POSITIONS + found_on_a_batch
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
@@ -205,7 +207,7 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         raise StructuredInitError(f"{who}: {why_unknown}")
     raise StructuredInitError(
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
-        f" with structured_init.register_positions{found_by_watching(weights)}"
+        f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
     )
 
 
@@ -235,27 +237,34 @@ class _Search:
     attention between them, it is the one that is added to as many tokens as the layer sees.
 
     A table's name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens
-    (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), where attention is of width D. Where channels come before
-    tokens, it is not found. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside
+    (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where
+    attention is of width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside
     of lists of layers.
 
-    Of images the tokens are a grid: that of the convolution that gave them, that of as many square patches, or a square
-    of that many, which the report says; of videos, that of the convolution alone. Class and register tokens are those
-    that are parameters themselves; with one behind the patches the table is left alone. One that is longer than the
-    tokens, where no convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
+    Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
+    as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
+    those are a grid that are added once for each image. Class and register tokens are those that are parameters
+    themselves; with one behind the patches the table is left alone. One that is longer than the tokens, where no
+    convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
 
-    def __init__(self, weights: Weights, known: dict[str, TokenLayout]) -> None:
-        self.weights, self.known = weights, known
+    def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
+        self.weights, self.described = weights, described
+        self.known: dict[str, TokenLayout] = {}
+        for name, several in described.items():
+            for each in several:
+                alone = len(several) == 1 or each.positions is None
+                self.known[name if alone else weights.names(each.positions)[0]] = each
+        self.tables = self._seen_tables()
+        self.unseen = self._unseen_tables()
+        self.candidates = {layer.name: self._tables_of(layer) for layer in weights.seen.layers}
+        self.placed: dict[str, Table] = {}  # by the name of the module that it holds in
         self.why_unknown: str | None = None
         self.remarks: list[tuple] = []
-        self.tables = self._seen_tables()
-        self.reached: set[Table] = set()  # those that gave rows to the tokens of a layer
-        self.whose = {layer.name: self._table_of(layer) for layer in weights.seen.layers}
 
     def result(self) -> KnownTokens:
         """Return what is known, and what there is to say of it."""
-        seen, placed = self.weights.seen, self._place()
+        seen = self.weights.seen
         if self.weights.can_ask and seen.why_not:
             why = f"{seen.why_not}; so no learned table of positions was found"
             self.why_unknown = f"{why}: structured_init.register_positions describes one"
@@ -263,80 +272,134 @@ class _Search:
             if table.layout is None:
                 self.remarks.append((Weights.skip, table.name, NOT_IN_ORDER))
                 self.why_unknown = f"'{table.name}' is {NOT_IN_ORDER}"
-        for table in placed.values():
+        for layer in seen.layers:
+            self._place(layer.name, self.candidates[layer.name], layer.length)
+        self._place_unreached()
+        for table in dict.fromkeys(self.placed.values()):
             self.remarks.append((Weights.note, table.name, table.note))
-        layouts = self.known | {name: table.layout for name, table in placed.items()}
+        layouts = self.known | {name: table.layout for name, table in self.placed.items()}
         if not layouts and seen.resized:
             self.why_unknown = f"'{self.weights.names(seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
         return KnownTokens(layouts, self.why_unknown, list(dict.fromkeys(self.remarks)))
 
     def _seen_tables(self) -> dict[int, Table]:
-        """Return the tables that were added to tokens, by identity; one that somebody described keeps its layout."""
-        layers = [name for name, module in self.weights.modules.items() if is_stack(module)]
-        described = {id(layout.positions): layout for layout in self.known.values()}
-        tables = {}
-        for each in self.weights.seen.added:
+        """Return the tables that were added to tokens, by identity."""
+        seen = self.weights.seen.added
+        added, tables = {id(each.parameter) for each in seen}, {}
+        stacks = {name: module for name, module in self.weights.modules.items() if is_stack(module)}
+        own = {name: {id(held) for held in module.parameters()} for name, module in stacks.items()}
+        layers = [name for name, held in own.items() if not held or held - added]  # no list of tables
+        for each in seen:
             name = self.weights.names(each.parameter)[0]
-            around = enclosing(self.known, name)
-            said_to_have_none = around is not None and around.positions is None
+            around = [self.described[home] for home in outwards(name) if home in self.described]
+            said_to_have_none = around and all(layout.positions is None for layout in around[0])
             if not said_to_have_none and not any(within(name, list_) for list_ in layers):
-                layout, note = self._describe(each)
-                layout = described.get(id(each.parameter), layout)
-                tables[id(each.parameter)] = Table(name, layout, each.prefix + each.tokens + each.after, note)
+                tables[id(each.parameter)] = self._describe(each, name)
         return tables
 
-    def _describe(self, seen: Added) -> tuple[TokenLayout | None, str]:
-        """Return the layout that a pass shows of a table, and what to note of it."""
-        rows, grid = seen.parameter.numel() // seen.width, seen.grid or seen.square
-        cut = seen.grid is None and rows > seen.first + seen.tokens  # for longer rows of tokens
-        if seen.after or (grid and not cut and rows != seen.first + seen.tokens):
+    def _unseen_tables(self) -> dict[int, Table]:
+        """Return the tables that are described and were not seen to be added, by identity."""
+        tables = {}
+        for layout in self.known.values():
+            if layout.positions is not None and id(layout.positions) not in self.tables:
+                rows = layout.positions.numel() // layout.positions.shape[layout.features]
+                tokens = prod(layout.grid) + layout.prefix_tokens if layout.grid else rows
+                tables[id(layout.positions)] = Table(self.weights.names(layout.positions)[0], layout, tokens)
+        return tables
+
+    def _describe(self, seen: Added, name: str) -> Table:
+        """Return what a pass says of a table; one that somebody described keeps its layout."""
+        tokens, note = seen.prefix + seen.tokens + seen.after, f"seen to be added to the tokens: {seen.given} tokens"
+        for layout in self.known.values():
+            if layout.positions is seen.parameter:
+                return Table(name, layout, tokens, note)
+        rows = seen.parameter.numel() // seen.width
+        cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
+        if not seen.image or not seen.tokens or cut:
+            layout = TokenLayout(None, positions=seen.parameter, first=seen.row, features=seen.features)
+            return Table(name, layout, tokens, note)
+        if rows != seen.first + seen.tokens or seen.after:
+            return Table(name, None, tokens)
+        grid, more = self._grid(seen, name)
+        layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first, features=seen.features)
+        before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
+        return Table(name, layout, tokens, f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}")
+
+    def _grid(self, seen: Added, name: str) -> tuple[tuple[int, int] | None, str]:
+        """Return rows and columns of the patches that a table is added to, and what to note of them."""
+        attends = [each.name for each in self.weights.seen.layers]
+        owner = next((outer for outer in outwards(name) if any(within(each, outer) for each in attends)), "")
+        beside = [module for each, module in self.weights.modules.items() if within(each, owner)]
+        said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
+        said = seen.grid or next(said_by, None)
+        grid = None if len(said or ()) > 2 else said or seen.square
+        if grid is None:
             return None, ""
-        if cut or grid is None:
-            layout = TokenLayout(None, positions=seen.parameter, first=seen.row)
-            return layout, f"seen to be added to the tokens: {seen.given} tokens"
-        note = f"seen to be added to the tokens: {seen.tokens} tokens"
-        if seen.prefix:
-            note += f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}"
-        if len(grid) == 2:
-            note += f", a grid of {grid[0]}×{grid[1]}"
-        if seen.grid is None:
-            note += ", a square of that many" if grid[0] == grid[1] else ", as square patches give"
-            note += ", rows first; if that is wrong, say so with structured_init.register_positions"
-        return TokenLayout(grid if len(grid) == 2 else None, seen.prefix, seen.parameter, seen.first), note
+        guess = ", a square of that many" if grid[0] == grid[1] else ", as square patches give"
+        guess += ", rows first; if that is wrong, say so with structured_init.register_positions"
+        return grid, f", a grid of {grid[0]}×{grid[1]}{'' if said else guess}"
 
-    def _table_of(self, layer: FoundAttention) -> Table | None:
-        """Return the table that a layer's tokens were given since attention last ran on them.
+    def _tables_of(self, layer: FoundAttention) -> list[Table]:
+        """Return the tables that a layer's tokens were given since attention last ran on them.
 
-        Of several, it is the one that is added to as many tokens as the layer sees; ``None`` where none is, or two are.
+        One that is described for the module around it, and was not seen to be added, may be one too.
         """
         turns = {id(each.parameter): each.turn for each in layer.tables if id(each.parameter) in self.tables}
-        given = [self.tables[table] for table, turn in turns.items() if turn == max(turns.values())]
-        self.reached.update(given)
-        fitting = [table for table in given if table.tokens == layer.length] if len(given) > 1 else given
-        if len(fitting) == 1:
-            return fitting[0]
-        if given:
-            self.why_unknown = NOT_TOLD_APART.format(", ".join(table.name for table in given))
-        return None
+        last = max(turns.values(), default=0)
+        given = [self.tables[table] for table, turn in turns.items() if turn == last]
+        at_home = next((self.described[home] for home in outwards(layer.name) if home in self.described), ())
+        return given + [self.unseen[id(each.positions)] for each in at_home if id(each.positions) in self.unseen]
 
-    def _place(self) -> dict[str, Table]:
-        """Return the table of each layer, by the outermost module around it in which no layer has another.
+    def _place(self, layer: str, several: list[Table], length: int) -> None:
+        """Write down whose table a layer has, for the outermost module around it in which no layer has another."""
+        around, candidates = enclosing(self.known, layer), several
+        if len(several) > 1:
+            several = [table for table in several if table.tokens == length]
+        if len(several) == 1 and several[0].layout is not None and several[0].layout is not around:
+            others = [name for name, given in self.candidates.items() if given != candidates or len(given) > 1]
+            homes = [home for home in self.known if within(layer, home)]
+            taken = [name for name in (*others, *homes) if name != layer]
+            free = [outer for outer in outwards(layer) if not any(within(name, outer) for name in taken)]
+            self.placed[free[-1] if free else layer] = several[0]
+        elif len(candidates) > 1 and len(several) != 1:
+            why = NOT_TOLD_APART.format(", ".join(table.name for table in candidates))
+            if around is None:
+                self.why_unknown = why + (FOUND_BY_WATCHING if self.weights.batch is None else "")
+            else:
+                own = self.weights.names(around.positions)[0]
+                self.remarks.append((Weights.warn, f"'{own}' is taken for the positions of all layers: {why}"))
 
-        One that is described for the module around stays there, and one that reaches no attention has its own name.
-        """
-        placed: dict[str, Table] = {}
-        for layer, table in self.whose.items():
-            around = enclosing(self.known, layer)
-            if table is not None and table.layout is not None and table.layout is not around:
-                taken = [*self.known, *(other for other, its in self.whose.items() if its is not table)]
-                outer = [name for name in outwards(layer) if not any(within(each, name) for each in taken)]
-                placed[[layer, *outer][-1]] = table
-        for table in self.tables.values():
-            if table not in self.reached and table.layout is not None:
-                placed[table.name] = table
-        return placed
+    def _place_unreached(self) -> None:
+        """Keep the one table that reaches no attention; of several, nothing says which is which."""
+        reached = {table for several in self.candidates.values() for table in several}
+        registered = {id(layout) for layout in self.known.values()}
+        left = [table for table in self.tables.values() if table not in reached and table.layout is not None]
+        left = [table for table in left if id(table.layout) not in registered]
+        if len(left) == 1:
+            self.placed[left[0].name] = left[0]
+        names = [table.name for table in left] if len(left) > 1 else []
+        placed = {table.name for table in self.placed.values()}
+        for several in self.described.values():
+            if len(several) > 1:  # which is for which layer, only a pass tells
+                described = [self.weights.names(each.positions)[0] for each in several if each.positions is not None]
+                names += [name for name in described if name not in placed]
+        if names and self.why_unknown is None:
+            more = FOUND_BY_WATCHING if self.weights.batch is None else ""
+            self.why_unknown = NOT_TOLD_APART.format(", ".join(names)) + more
 
 
 def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
     """Return the token layout of the innermost module around ``name``, or of that name, that has one."""
     return next((tokens[around] for around in outwards(name) if around in tokens), None)
+
+
+def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:
+    """What a patch embedding, the model, the model around it or its configuration says of rows and columns."""
+    for module in (*outside, *(modules[name] for name in outwards(owner))):
+        grid = getattr(module, "grid_size", None)
+        if isinstance(grid, tuple | list) and len(grid) == 2:
+            yield grid[0], grid[1]
+        for source in (module, getattr(module, "config", None)):
+            image, patch = (pair(getattr(source, name, None)) for name in ("image_size", "patch_size"))
+            if image and patch:
+                yield image[0] // patch[0], image[1] // patch[1]

@@ -182,11 +182,13 @@ class WatchMode(PassMode):
         else:
             first = origins.compact(tag.codes).flatten()[:1].view([1] * result.ndim)
             self.tags[result] = Tag(first.expand(result.shape), None, frozenset({RESIZED}))
-            self.tables.resized.append(self.source(tag))
 
     def _add(self, operation: Operation) -> None:
         """Tag a sum, of tokens and their positions perhaps."""
-        self.tables.add(operation)
+        (one, two, *_), result = operation.args, operation.result
+        if result.ndim in (3, 4):
+            self.tables.add(one, two, result)
+            self.tables.add(two, one, result)
         follow(self, operation)
 
     def _follow_tokens(self, operation: Operation) -> None:

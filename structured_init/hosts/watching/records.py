@@ -91,9 +91,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A table with a row for every token, (…, T, D) or (…, T, 1, D), seen to be added to tokens."""
+    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
 
     parameter: Tensor  # or a buffer
+    features: int  # the axis along which D lies, −1 or −2
     row: int  # the first row that is added
     first: int  # the row that the first token of the input is given
     tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
@@ -101,14 +102,16 @@ class Added:
     turn: int  # how many maps of attention had been multiplied with values before
     samples: int  # how many sets of tokens it is added to: samples, or the dates or places of all of them
     all_samples: int  # the same of all times that as many of its rows are added
+    axes: int  # of what it is added to: (B, T, D) or (T, B, D), or (B, dates, places, D)
     prefix: int = 0  # how many of them stand before those of the input where attention sees them
-    square: tuple[int, int] | None = None  # rows and columns of as many square patches, where one image gives each set
+    image: bool = False  # whether the model was given images
+    square: tuple[int, int] | None = None  # rows and columns of as many square patches of the images given
     grid: tuple[int, ...] | None = None  # rows and columns, or a volume's axes, of what a convolution gave as tokens
 
     @property
     def width(self) -> int:
         """D."""
-        return self.parameter.shape[-1]
+        return self.parameter.shape[self.features]
 
     @property
     def given(self) -> int:

@@ -180,9 +180,12 @@ class ChannelsFirst(nn.Module):
         return self.layers(x)
 
 
-def test_a_table_whose_channels_come_before_its_tokens_is_not_taken_for_one_of_tokens():
-    for name in ("kringle", "led"):
-        assert position_sites(ChannelsFirst(name, (1, DIM, 16 + (name == "led"))), batch=images()) == []
+@pytest.mark.parametrize(("name", "lead", "rows"), [("kringle", 0, 2), ("led", 1, 2), ("pos", 0, 4)])  # 16 channels
+def test_a_table_whose_channels_come_before_its_tokens_is_written_so(name, lead, rows):
+    model = ChannelsFirst(name, (1, DIM, lead + 4 * rows))
+    report = initialize(model, Positions(), batch=torch.randn(2, 3, 2 * rows, 8))
+    assert torch.allclose(model.get_parameter(name)[0, :, lead:].mT, sincos_2d((rows, 4), DIM).float())
+    assert report.notes[name].endswith(f"a grid of {rows}×4")
 
 
 def test_linear_patches_of_an_image_that_is_not_square_have_the_grid_of_square_ones():
@@ -218,15 +221,17 @@ def test_a_table_that_a_model_resizes_is_found_at_its_own_size_and_named_at_anot
     assert "'kringle' is resized" in str(initialize(model, Mimetic(), batch=images(side=4 * SIDE)).skipped)
 
 
-PREPARED = {
-    "channels last": ((2, 8, 8, 3), lambda x: x.movedim(-1, 1)),
+FRAMES = {
+    "two crops": ((2, 3, 10, 12), lambda x: torch.cat([x[..., :8, :8], x[..., -8:, -8:]])),
+    "the last frame, channels last": ((2, 4, 8, 8, 3), lambda x: x[:, -1].movedim(-1, 1)),
+    "all frames": ((2, 5, 3, 8, 8), lambda x: x.flatten(0, 1)),
     "resized": ((2, 3, 30, 40), lambda x: nn.functional.interpolate(x, (8, 8))),
 }
 
 
-@pytest.mark.parametrize("case", PREPARED)
+@pytest.mark.parametrize("case", FRAMES)
 def test_linear_patches_of_what_a_model_makes_of_its_images_have_a_grid(case):
-    shape, prepare = PREPARED[case]
+    shape, prepare = FRAMES[case]
     model = Foreign(patch="linear")
     tokens = model.tokens
     model.tokens = lambda x: tokens(prepare(x))
@@ -242,7 +247,7 @@ def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
     assert initialize(model, Mimetic(), batch=batch).skipped["kringle"] == LEFT_ALONE
-    register_positions(Foreign)(lambda module: TokenLayout((2, 4), positions=module.kringle))
+    model.image_size, model.patch_size = (4, 8), 2
     initialize(model, Positions(), batch=batch)
     assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
 
@@ -438,6 +443,7 @@ NAMED = {
     "patches by a linear map": (lambda: Named(Patches(48, DIM), 16), (2, 3, 16, 16), (4, 4)),
     "overlapping patches": (lambda: Named(nn.Conv2d(3, DIM, 4, 3), 25), (2, 3, 16, 16), (5, 5)),
     "a volume": (lambda: Named(nn.Conv3d(1, DIM, 8, 8), 8), (2, 1, 16, 16, 16), None),
+    "a volume of one slice": (lambda: Named(nn.Conv3d(1, DIM, (2, 4, 4), 4), 16), (2, 1, 2, 16, 16), (4, 4)),
 }
 
 
