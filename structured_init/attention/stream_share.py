@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +56,13 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         if offered is None:
             raise StructuredInitError("the share of the stream is measured in a forward pass: give a batch, as batch=…")
         (part, inputs), known = offered, "random tokens or pixels"
-    streams, found = _measured(weights, sites, part, inputs, share)
+    gaps, found = _measured(weights, sites, part, inputs, share)
     for site in sites:
         if site.name not in found:
             raise StructuredInitError(
                 f"'{site.name}' does not run on {known}: its share of the stream cannot be measured"
             )
-        if site.name not in streams:
+        if site.name not in gaps:
             raise StructuredInitError(
                 f"what '{site.name}' puts out is added to nothing that it was made of, so its share of the stream"
                 " cannot be measured: use value_scale='target'"
@@ -102,27 +103,28 @@ def _scale_biases(weights: Weights, site: AttentionSite, of_value: float, factor
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], part: nn.Module, inputs: Inputs, share: float
 ) -> tuple[dict[str, int], dict[str, Branch]]:
-    """Return by layer the number of the stream, and what the branch must be multiplied with in all runs of the layer.
+    """Return by layer where its stream is, and what the branch must be multiplied with in all runs of the layer.
 
-    A pass shows to which tensor every output is added, by its number. In the next this tensor is known before, so each
-    branch enters the stream as large as it is to be, and later layers see the stream that they will have.
+    A pass shows to which tensor every output is added: how many tensors were made between the two. In the next this
+    tensor is known before, so each branch enters the stream as large as it is to be, and later layers see the stream
+    that they will have.
     """
-    streams: dict[str, int] = {}
+    gaps: dict[str, int] = {}
     for _ in range(PASSES):
-        measure = _Measure(weights, sites, part, inputs, streams, share)
-        if measure.streams == streams:
-            return measure.streams, measure.found
-        streams = measure.streams
+        measure = _Measure(weights, sites, part, inputs, gaps, share)
+        if measure.gaps == gaps:
+            return gaps, measure.found
+        gaps = measure.gaps
     raise StructuredInitError(
         f"no two of {PASSES} forward passes do the same, so the share of the stream cannot be measured"
     )
 
 
 class _Measure:
-    """One pass of the planned network, in which a branch is scaled if the number of its stream is known.
+    """One pass of the planned network, in which a branch is scaled if it is known where its stream is.
 
     Attributes:
-        streams: the number of the tensor to which a layer's output is added, by layer.
+        gaps: how many tensors were made after the stream until a layer put out, in its first run, by layer.
         found: what a layer's output was multiplied with, by layer.
     """
 
@@ -136,31 +138,32 @@ class _Measure:
         share: float,
     ) -> None:
         self.known, self.share = known, share
-        self.streams: dict[str, int] = {}
+        self.gaps: dict[str, int] = {}
         self.found: dict[str, Branch] = {}
-        self.residuals = Residuals(self._enter, frozenset(known.values()))
+        self.residuals = Residuals(self._enter)
         with ExitStack() as stack:
             for site in sites:
                 module = last_module(site, weights.modules)
                 stack.callback(module.register_forward_hook(partial(self._leave, site.name)).remove)
             run_planned(weights, inputs, part, self.residuals)
 
-    def _enter(self, name: str, stream: Tensor, _: Callable) -> None:
-        self.streams.setdefault(name, self.residuals.made(stream).number)
+    def _enter(self, name: str, stream: Tensor, out: Made, _: Callable) -> None:
+        self.gaps.setdefault(name, out.number - self.residuals.made(stream).number)
 
     def _leave(self, name: str, _: nn.Module, __: tuple, output: Any) -> Any:
         branch = next(tensors(output))
-        self.residuals.puts_out(name, branch)
+        out = self.residuals.puts_out(name, branch)
         if name not in self.found:
-            self.found[name] = self._branch(name, rms_of(branch))
+            self.found[name] = self._branch(name, out.number, rms_of(branch))
         branch = branch * self.found[name].factor
         return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
-    def _branch(self, name: str, own: float) -> Branch:
-        stream = self.residuals.rms.get(self.known.get(name, -1))
-        if stream is None:
+    def _branch(self, name: str, number: int, own: float) -> Branch:
+        if name not in self.known:
             return Branch(stream=0.0, factor=1.0)
-        return Branch(stream, self.share * stream / own if own else 0.0)
+        stream = self.residuals.tensor(number - self.known[name])
+        size = 0.0 if stream is None or not stream.is_floating_point() else rms_of(stream)
+        return Branch(size, self.share * size / own if own else 0.0)
 
 
 def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:
@@ -197,30 +200,31 @@ class Made:
 class Residuals(TorchDispatchMode):
     """Follow what layers put out to the sum with what it was made of, and tell ``found`` before that sum is taken.
 
-    ``found`` is given the layer, the other term, which is the stream, and what returns what is added: the output,
-    behind any gate or norm.
-
-    Args:
-        found: see above.
-        wanted: numbers of the tensors whose root mean square is kept.
+    ``found`` is given the layer, the other term, which is the stream, the output, and what returns what is added: the
+    output, behind any gate or norm.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, found: Callable[[str, Tensor, Callable], None], wanted: frozenset[int] = frozenset()) -> None:
+    def __init__(self, found: Callable[[str, Tensor, Made, Callable], None]) -> None:
         super().__init__()
-        self._found, self._wanted, self._count = found, wanted, 0
+        self._found, self._count = found, 0
         self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self.rms: dict[int, float] = {}
+        self._tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by number
 
     def made(self, tensor: Tensor) -> Made:
         """Return how a tensor was made; of what the model is given and of parameters, that it was made of nothing."""
         return self._made[tensor] if tensor in self._made else self._make(tensor, [], {})
 
-    def puts_out(self, layer: str, output: Tensor) -> None:
+    def tensor(self, number: int) -> Tensor | None:
+        """Return the tensor that was made as the ``number``-th; ``None`` where it is gone."""
+        return self._tensors.get(number)
+
+    def puts_out(self, layer: str, output: Tensor) -> Made:
         """Take note that a tensor is what a layer puts out."""
         out = self.made(output)
         self._made[output] = Made(out.number, out.of, {**out.branches, out: layer})
+        return out
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, getattr(getattr(func, "_schema", None), "name", "").rpartition("::")[2]
@@ -231,7 +235,7 @@ class Residuals(TorchDispatchMode):
             for stream, own in zip(given, of, strict=True):
                 for out in [out for out in branches if out not in own.branches and self._like(stream, given)]:
                     if out.of >> own.number & 1:
-                        self._found(branches.pop(out), stream, partial(_without, stream, func, args, kwargs))
+                        self._found(branches.pop(out), stream, out, partial(_without, stream, func, args, kwargs))
         result = func(*args, **kwargs)
         for each in held(result):
             if not is_traceable_wrapper_subclass(each):
@@ -239,11 +243,10 @@ class Residuals(TorchDispatchMode):
         return result
 
     def _make(self, tensor: Tensor, of: Sequence[Made], branches: Mapping[Made, str]) -> Made:
-        number, self._count = self._count, self._count + 1
         bits = functools.reduce(operator.or_, (each.of | 1 << each.number for each in of), 0)
-        made = self._made[tensor] = Made(number, bits, branches)
-        if number in self._wanted:
-            self.rms[number] = rms_of(tensor)
+        made = self._made[tensor] = Made(self._count, bits, branches)
+        self._tensors[self._count] = tensor
+        self._count += 1
         return made
 
     @staticmethod

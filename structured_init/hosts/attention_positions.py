@@ -6,7 +6,7 @@ Letters: H heads, k head_dim, r turned pairs, R rows of a table of biases, N tok
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,6 @@ from structured_init.hosts.positions import (
 )
 from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.inputs import pair
-from structured_init.util.names import outwards
 from structured_init.weights import Weights
 
 
@@ -149,6 +148,8 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
 # Tables are told by the names that hosts give them: a pass shows the entries between its own tokens alone, and which
 # entry stands for an offset of a longer text only the host's own function says.
 
+SHARED = ("rel_pos_bias", "shared_position_bias", "relative_position_bias", "rel_pos")  # beside or above the attention
+
 
 @dataclass(frozen=True)
 class RelativeBias:
@@ -180,16 +181,23 @@ def relative_bias(site: AttentionSite, weights: Weights) -> RelativeBias | None:
 
     Either an ``nn.Embedding`` called ``relative_attention_bias`` with a function from offsets to buckets (T5 and its
     kin), or a parameter ``relative_position_bias_table`` (R, H) with an index from pairs of tokens (Swin, BEiT): in the
-    module itself, in a child of it or of the block, or in or beside a module further out, where all layers share it.
+    module itself, in a child of it or of the block, or of a module further out, where all layers share it.
     """
-    home = site.name, site.name.rpartition(".")[0]
-    for around in outwards(site.name):
-        outer = weights.modules.get(around, site.module)  # heads, and layers of one module, have names of their own
-        for module in (outer, *outer.children()):
-            found = _buckets(module) or _indexed(module, shared=around not in home)
-            if found is not None and found.table.shape[1] == site.num_heads:
-                return found
+    for name, module in _around(site.name, weights.modules):
+        outside = site.name != name and site.name.rpartition(".")[0] != name
+        found = _buckets(module) or _indexed(module, shared=outside)
+        if found is not None and found.table.shape[1] == site.num_heads:
+            return found
     return None
+
+
+def _around(name: str, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The module, its children, and what stands beside it or beside a module around it under a known name."""
+    yield name, modules[name]
+    yield from ((name, child) for _, child in modules[name].named_children())
+    while name:
+        name = name.rpartition(".")[0]
+        yield from ((name, child) for key, child in modules[name].named_children() if key in SHARED)
 
 
 def _buckets(module: nn.Module) -> RelativeBias | None:

@@ -350,7 +350,7 @@ def required_state_space_sites(
             f"{who}: layers={layers} names layer {wrong[0]}, but the model's {count} state-space layers are numbered "
             f"0 to {count - 1}"
         )
-    chosen = everywhere if layers is None else [numbered[layer] for layer in layers]
+    chosen = everywhere if layers is None else list(dict.fromkeys(numbered[layer] for layer in layers))
     sites = [site for site in chosen if selects(where, site.name, site)]
     if not sites:
         names = f"{len(chosen)} state-space layers ({first_names(chosen)})"

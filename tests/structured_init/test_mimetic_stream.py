@@ -179,6 +179,34 @@ def test_what_attention_is_added_to_is_the_stream_whatever_module_it_is_in():
         initialize(seeded(lambda: Called(skip=False)), start, batch=batch)
 
 
+class Routed(torch.nn.Module):
+    """Six layers, between which more or fewer operations run, as in a loop over the experts that tokens chose."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = [block for _ in range(3) for block in vit().blocks]
+        self.attn, self.norm = (torch.nn.ModuleList(getattr(e, n) for e in blocks) for n in ("attn", "norm1"))
+        self.shares = []
+
+    def forward(self, x):
+        for attn, norm in zip(self.attn, self.norm, strict=True):
+            added = attn(norm(x))
+            self.shares.append(rms(added) / rms(x))
+            x = x + added
+            for _ in range(int(1e4 * rms(x)) % 7):
+                x = x * 1
+        return x
+
+
+def test_operations_that_depend_on_what_is_computed_do_not_hide_the_stream():
+    batch = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    model = seeded(Routed)
+    initialize(model, Mimetic(positions="keep", value_scale="stream"), batch=batch)
+    with torch.no_grad():
+        model(batch)
+    assert model.shares[-6:] == pytest.approx([0.3] * 6, rel=1e-3)
+
+
 class Restless(Called):
     """Takes one operation less in every pass, until it takes none more."""
 
@@ -187,10 +215,13 @@ class Restless(Called):
         self.operations = operations
 
     def forward(self, x):
+        x = x.clone()
+        normed = self.norm[0](x)
         for _ in range(self.operations):
-            x = x * 1
+            normed = normed * 1
         self.operations = max(0, self.operations - 1)
-        return super().forward(x)
+        x += self.attn[0](normed)
+        return x + self.attn[1](self.norm[1](x))
 
 
 def test_a_pass_that_differs_from_the_one_before_is_made_again_and_one_that_always_does_is_refused():

@@ -23,9 +23,10 @@ from structured_init.attention.planned_run import run_planned
 from structured_init.attention.sequence.heads import Heads
 from structured_init.attention.sequence.layer import Layer, texts_in
 from structured_init.attention.sequence.recorded import Looks, Reached, keys_behind_equals
-from structured_init.attention.stream_share import Residuals, last_module, rms_of, tensors
+from structured_init.attention.stream_share import Made, Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
+from structured_init.inputs import explain_failure
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 
@@ -110,13 +111,13 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
     Raises:
         StructuredInitError: what the layers put out is not seen to be added to a stream.
     """
-    weights, site, width = first.weights, first.site, first.site.embed_dim
+    weights, trial, site, width = first.weights, first.layer.trial, first.site, first.site.embed_dim
     streams: dict[str, Tensor] = {}  # layer → what its output is added to
     added: dict[str, Tensor] = {}  # layer → what is added, behind any norm or gate
     branches: list[Tensor] = []  # what the layers put out, before these
     between: list[nn.Module] = []  # what ends an MLP
 
-    def enter(name: str, stream: Tensor, behind: Callable[[], Tensor]) -> None:
+    def enter(name: str, stream: Tensor, _: Made, behind: Callable[[], Tensor]) -> None:
         streams[name], added[name] = stream.clone(), behind()
         if name == second.name:
             raise Reached
@@ -138,11 +139,12 @@ def measure_balance(first: Heads, second: AttentionSite) -> Balance:
         for module in weights.modules.values():
             hook = partial(put_out, ends[module]) if module in ends else look
             hooks.enter_context(module.register_forward_hook(hook))
+        hooks.enter_context(explain_failure(trial.part, given=weights.batch is not None, bugs=True))
         hooks.enter_context(suppress(Reached))
-        run_planned(weights, first.layer.trial.inputs, first.layer.trial.part, residuals)
+        run_planned(weights, trial.inputs, trial.part, residuals)
     if unseen := {site.name, second.name} - streams.keys():
         raise StructuredInitError(
-            f"Induction: what '{min(unseen)}' puts out was not seen to be added to a stream on {first.layer.trial.on}"
+            f"Induction: what '{min(unseen)}' puts out was not seen to be added to a stream on {trial.on}"
         )
     last = {}
     for module in between:

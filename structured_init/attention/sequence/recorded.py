@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.planned_run import owner_of, planned_maps, run_planned
 from structured_init.attention.sequence.layer import Layer, Trial, texts_in
@@ -51,8 +52,8 @@ def record_call(layer: Layer, needs: Sequence[Tensor]) -> tuple[Trial, Float64[T
     inside = {id(each) for each in (*site.module.modules(), *site.module.parameters(), *site.module.buffers())}
     if given is not None and inside.issuperset(map(id, (reader, *needs))):
         call = Trial(site.module, given, call.on)
-    args, kwargs = run_to(weights, call, reader) or given or ((), {})
-    fitting = [each for each in tensors((*args, *kwargs.values())) if each.shape[-1] == site.embed_dim]
+    seen = [*tensors(tree_leaves((run_to(weights, call, reader), given)))]
+    fitting = [each for each in seen if each.shape[-1] == site.embed_dim]
     if not fitting:
         raise StructuredInitError(f"what '{site.name}' reads is not seen on {call.on}")
     return call, fitting[0].detach().reshape(-1, site.embed_dim).to("cpu", torch.float64)
