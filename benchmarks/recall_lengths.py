@@ -6,6 +6,7 @@ python -m benchmarks.recall_lengths --output benchmarks/results/modern/recall_le
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,8 +28,9 @@ ARMS = {
 
 def exact_matches(arm: str) -> list[tuple[float, float]]:
     """Return mean and half width of the 95 % t interval of an arm's exact matches at each length."""
-    table = pd.read_csv(RUNS / "recall_16" / "results.csv")
-    rows = [table.loc[table["arm"] == arm, f"test/exact_match_{length}"] for length in LENGTHS]
+    known = json.loads((RUNS / "recall_16_own.json").read_text(encoding="utf-8"))
+    own = pd.DataFrame(run["metrics"] for run in known["runs"]["llama"] if run["conv"] == arm)
+    rows = [own[f"test/exact_match_{length}"] for length in LENGTHS]
     return [(row.mean(), stats.t.ppf(0.975, len(row) - 1) * row.sem()) for row in rows]
 
 

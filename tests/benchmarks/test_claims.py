@@ -37,7 +37,8 @@ def values(claim, arm):
     """Final values by seed, from the committed table, or from the file of an experiment that is no comparison."""
     if "group" in claim:
         known = json.loads((RESULTS / f"{claim['results']}.json").read_text())["runs"][claim["group"]]
-        own = {run["seed"]: 100 * run["metrics"][claim["metric"]] for run in known if run["conv"] == arm}
+        factor = 100 if "accuracy" in claim["metric"] else 1
+        own = {run["seed"]: factor * run["metrics"][claim["metric"]] for run in known if run["conv"] == arm}
         return pd.Series(own)
     table = pd.read_csv(RESULTS / claim["results"] / "results.csv")
     if "chosen" in table:
@@ -90,12 +91,26 @@ def test_a_verdict_is_what_the_values_per_seed_say(verdicts):
 
 def rates(claim):
     """The rates that were tried for each arm of a claim at its place, and those that were chosen."""
+    if "sweep" in claim:
+        yield from swept_apart(claim)
+        return
     table = pd.read_csv(RESULTS / claim["results"] / "results.csv")
     for key, value in claim.get("point", {}).items():
         table = table[at(table[key], value)]
     for arm in (claim["arm"], *claim["references"].values()):
         own = table[table["arm"] == arm]
         yield set(own["learning_rate"].dropna()), set(own["learning_rate"][own["chosen"].astype(bool)])
+
+
+def swept_apart(claim):
+    """The same of arms whose rates were chosen on other seeds; one that is as good at every rate has no best."""
+    means = pd.read_csv(RESULTS / claim["sweep"]).groupby(["arm", "learning_rate"])["exact_match"].mean()
+    runs = json.loads((RESULTS / f"{claim['results']}.json").read_text())["runs"][claim["group"]]
+    for arm in (claim["arm"], *claim["references"].values()):
+        used = {run["learning_rate"] for run in runs if run["conv"] == arm}
+        assert used == {means[arm].idxmax()}, arm
+        if means[arm].nunique() > 1:
+            yield set(means[arm].index), used
 
 
 def test_a_row_says_whether_each_of_its_arms_was_swept(verdicts):
