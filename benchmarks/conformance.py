@@ -62,7 +62,7 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
         "error": max((each.evidence.error for each in found if each.layout is not None), default=None),
         "reasons": sorted({each.reason for each in seen if each.reason}),
         "depthwise": [len(depthwise_conv_sites(weights)), sum(map(is_channelwise, model.modules()))],
-        "scans": [len(scans), len(scans) + len(unknown_state_spaces(model))],
+        "scans": [len(scans), len(scans) + len(unknown_state_spaces(weights.modules))],
         "mimetic": planned(model, Mimetic(positions="keep", cross=True), batch),
         "impulse": planned(model, Impulse(positions="keep"), batch),
         "capture": captured(model, args, kwargs),

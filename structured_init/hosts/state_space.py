@@ -8,7 +8,7 @@ has a decay of its own; W is the inner width. In Mamba-2 a head of width P has o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -355,11 +355,7 @@ def required_state_space_sites(
     if not sites:
         names = f"{len(chosen)} state-space layers ({first_names(chosen)})"
         raise StructuredInitError(f"{who}: where={shown(where)} selects none of the {names}")
-    unknown = {
-        name: type(module).__name__
-        for name, module in weights.modules.items()
-        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
-    }
+    unknown = unknown_state_spaces(weights.modules)
     warn_of_idle(weights, where, [*(site.name for site in everywhere), *unknown], who, "state-space layer")
     for site in {type(each.module): each for each in sites}.values():
         site.check()
@@ -367,3 +363,12 @@ def required_state_space_sites(
         if not callable(where) and selects(where, name, None):
             weights.skip(name, f"{kind} is not known: {WAY_OUT}")
     return sites
+
+
+def unknown_state_spaces(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return name → class of what keeps an ``A_log``, as selective state-space layers do, and is of no known class."""
+    return {
+        name: type(module).__name__
+        for name, module in modules.items()
+        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
+    }
