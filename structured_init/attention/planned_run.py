@@ -20,7 +20,7 @@ from structured_init.weights import Weights
 
 
 def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
-    """Return the model, or its outermost part, that the host library has inputs for; ``None`` where there is none."""
+    """Return the model, or its first part, that the host library has inputs for; ``None`` where there is none."""
     if cannot_run(weights.model):
         return None
     for module in weights.model.modules():  # a LightningModule holds a network, which may hold a transformer
