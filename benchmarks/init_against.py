@@ -21,7 +21,7 @@ from benchmarks.init_shapes import INITIALIZATIONS
 from benchmarks.timing import SEED, Stopwatch, Times, alternate, seconds
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import Impulse, SeparableSolver, SvdSolver, attention_sites, initialize
-from structured_init.attention.impulse import ImpulseSolver
+from structured_init.impulse import ImpulseSolver
 from structured_init.util.draws import Draws
 
 #             image  patch  width  layers  heads

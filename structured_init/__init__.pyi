@@ -1,16 +1,9 @@
 """Choose how a network is initialized, in one line, for any architecture, and see what it did."""
 
-from .attention import AdamSolver as AdamSolver
 from .attention import Default as Default
-from .attention import Impulse as Impulse
-from .attention import Induction as Induction
 from .attention import KaimingUniform as KaimingUniform
 from .attention import Mimetic as Mimetic
 from .attention import Positions as Positions
-from .attention import PreviousToken as PreviousToken
-from .attention import SeparableSolver as SeparableSolver
-from .attention import SparePositions as SparePositions
-from .attention import SvdSolver as SvdSolver
 from .attention import TruncatedNormal as TruncatedNormal
 from .attention import UniformProjections as UniformProjections
 from .controls import SamePositions as SamePositions
@@ -49,6 +42,11 @@ from .hosts import required_position_sites as required_position_sites
 from .hosts import state_space_sites as state_space_sites
 from .hosts.watching import FoundAttention as FoundAttention
 from .hosts.watching import discover_attention as discover_attention
+from .impulse import AdamSolver as AdamSolver
+from .impulse import Impulse as Impulse
+from .impulse import SeparableSolver as SeparableSolver
+from .impulse import SparePositions as SparePositions
+from .impulse import SvdSolver as SvdSolver
 from .initializer import Compose as Compose
 from .initializer import Initializer as Initializer
 from .initializer import freeze as freeze
@@ -56,6 +54,8 @@ from .initializer import initialize as initialize
 from .initializer import preset as preset
 from .presets import preset_names as preset_names
 from .report import InitReport as InitReport
+from .sequence import Induction as Induction
+from .sequence import PreviousToken as PreviousToken
 from .ssm import MambaReference as MambaReference
 from .ssm import MimeticStateSpace as MimeticStateSpace
 from .transfer import WeightSelection as WeightSelection

@@ -22,7 +22,7 @@ PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "guides").glob("*.md"),
 @pytest.fixture(autouse=True)
 def known_attention():
     """Forget the classes that a page registers."""
-    from structured_init.hosts.known_attention import ATTENTION
+    from structured_init.hosts.known import ATTENTION
 
     before = dict(vars(ATTENTION))
     copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}

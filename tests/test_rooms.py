@@ -17,7 +17,7 @@ PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 HOSTS = ("lightning", "pytorch_lightning", "timm", "transformers", "callbacks", "lightning_modules")
 # A room and what no file in it imports, not even inside a function.
 CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "tasks", "data", "networks"))
-INITIALIZERS = ("attention", "conv", "ssm", "transfer")
+INITIALIZERS = ("attention", "conv", "impulse", "sequence", "ssm", "transfer")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
 PLAN_AND_TRAIN = ("comparison.plan", "comparison.train")
 # What reads finished runs needs neither the networks nor what trained them.
@@ -60,8 +60,8 @@ FORBIDDEN = {
 NETWORKS_BY_NAME = ("lightning_modules.networks", "lightning_modules.networks.factory")
 CLOSED = {
     "structured_init.conv": (),
-    "structured_init.attention.impulse": ("structured_init.attention",),
-    "structured_init.attention.sequence": ("structured_init.attention",),
+    "structured_init.impulse": (),
+    "structured_init.sequence": (),
     "lightning_modules.tasks.certified": (),
     "lightning_modules.networks.lipschitz": NETWORKS_BY_NAME,
     "lightning_modules.networks.compact_transformer": (

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from structured_init.hosts.attention import AttentionSite, attention_sites
-from structured_init.hosts.known_attention import ATTENTION
+from structured_init.hosts.known import ATTENTION
 from structured_init.hosts.registry import Registry, selects
 from structured_init.hosts.suspected_attention import looks_like_attention, may_attend, unknown_attention
 from structured_init.hosts.watched import same_attention, watched_attention

@@ -27,7 +27,7 @@ from structured_init.hosts.attention_positions import (
     attention_positions,
 )
 from structured_init.hosts.depthwise import DepthwiseConvSite, depthwise_conv_sites
-from structured_init.hosts.known_attention import register_attention
+from structured_init.hosts.known import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection, TokenLayout
 from structured_init.hosts.positions import PositionSite, position_sites, register_positions, required_position_sites
 from structured_init.hosts.registry import Where

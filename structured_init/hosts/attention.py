@@ -8,7 +8,7 @@ from math import prod
 from torch import nn
 
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
-from structured_init.hosts.known_attention import ATTENTION, described_attention
+from structured_init.hosts.known import ATTENTION, described_attention
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.positions import TOKENS, enclosing, token_layouts
 from structured_init.hosts.registry import Where, first_names, selects, warn_of_idle, what_the_model_has

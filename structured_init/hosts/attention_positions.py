@@ -33,7 +33,7 @@ class AttentionPositions:
     """The positions of one attention layer, by kind; a host mostly has one.
 
     A new kind is a class, a field, and a function that finds it in :func:`attention_positions`; heads look through it
-    where it is named in ``KINDS`` and has a subclass of ``Heads`` (``attention/sequence/asked.py``).
+    where it is named in ``KINDS`` and has a subclass of ``Heads`` (``sequence/asked.py``).
 
     Attributes:
         absolute: positions added to its tokens, learned or sinusoidal.

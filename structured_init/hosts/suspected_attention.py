@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from structured_init.hosts.known_attention import ATTENTION, described_attention
+from structured_init.hosts.known import ATTENTION, described_attention
 from structured_init.hosts.mlp import is_map, mlps
 from structured_init.util.names import named_plain_modules, within
 from structured_init.weights import Weights

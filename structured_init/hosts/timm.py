@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from structured_init.hosts.known_attention import register_attention
+from structured_init.hosts.known import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from structured_init.hosts.known_attention import register_attention
+from structured_init.hosts.known import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from structured_init.hosts.known_attention import register_attention
+from structured_init.hosts.known import register_attention
 from structured_init.hosts.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.hosts.positions import register_positions
 from structured_init.inputs import pair

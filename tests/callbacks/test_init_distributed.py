@@ -30,7 +30,7 @@ from structured_init import (
     attention_sites,
     initialize,
 )
-from structured_init.attention.impulse.adam import real_tokens
+from structured_init.impulse.adam import real_tokens
 
 SEED = 3
 FIRST_RANK_SEED = 100  # of everything the host draws; the second rank has another one

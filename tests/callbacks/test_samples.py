@@ -30,7 +30,7 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
-from structured_init.attention.impulse import AdamSolver, Impulse
+from structured_init.impulse import AdamSolver, Impulse
 
 WHENS = pytest.mark.parametrize("when", ["fit_start", "setup"])
 

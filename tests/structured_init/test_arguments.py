@@ -45,7 +45,7 @@ from structured_init.analysis import (
     capture_attention,
     summarize,
 )
-from structured_init.attention.impulse import ImpulseSolver
+from structured_init.impulse import ImpulseSolver
 from structured_init.inputs import GIVEN
 
 PIXELS = torch.zeros(2, 3, 8, 8)

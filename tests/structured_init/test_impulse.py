@@ -28,10 +28,10 @@ from structured_init import (
     register_positions,
 )
 from structured_init.analysis import capture_attention, impulse_mass
-from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
-from structured_init.attention.impulse.impulse import draw_offsets
-from structured_init.attention.impulse.solver import impulse_maps
 from structured_init.attention.positions import NO_GRID
+from structured_init.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
+from structured_init.impulse.impulse import draw_offsets
+from structured_init.impulse.solver import impulse_maps
 from structured_init.util.draws import Draws
 
 CODES = Positions("codes", kappa=2.0)

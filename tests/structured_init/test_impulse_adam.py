@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from structured_init.attention.impulse.adam import optimize, pseudo_tokens
-from structured_init.attention.impulse.solver import impulse_maps, layer_norm
 from structured_init.attention.positions import sincos_2d
+from structured_init.impulse.adam import optimize, pseudo_tokens
+from structured_init.impulse.solver import impulse_maps, layer_norm
 
 
 def reference(inputs, targets, head_dim, scale, iterations, generator, group=1):

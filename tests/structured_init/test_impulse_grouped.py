@@ -11,8 +11,8 @@ from structured_init import (
     initialize,
 )
 from structured_init.analysis import capture_attention
-from structured_init.attention.impulse import AdamSolver, Impulse
-from structured_init.attention.impulse.solver import impulse_maps, layer_norm
+from structured_init.impulse import AdamSolver, Impulse
+from structured_init.impulse.solver import impulse_maps, layer_norm
 from structured_init.util.draws import Draws
 
 HEADS = 4

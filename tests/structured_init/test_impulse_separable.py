@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structured_init import Positions, attention_sites, initialize
-from structured_init.attention.impulse import Impulse
-from structured_init.attention.impulse.separable import CUTOFF, expressed, separable
-from structured_init.attention.impulse.solver import Basis, layer_norm
 from structured_init.attention.positions import row_and_column_codes, sincos_2d
+from structured_init.impulse import Impulse
+from structured_init.impulse.separable import CUTOFF, expressed, separable
+from structured_init.impulse.solver import Basis, layer_norm
 
 GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
 OFFSETS = st.tuples(st.integers(-2, 2), st.integers(-2, 2))

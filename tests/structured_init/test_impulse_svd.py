@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init.attention.impulse.impulse import draw_offsets
-from structured_init.attention.impulse.solver import Basis, impulse_maps, layer_norm
-from structured_init.attention.impulse.svd import closed_form, noisy_target
+from structured_init.impulse.impulse import draw_offsets
+from structured_init.impulse.solver import Basis, impulse_maps, layer_norm
+from structured_init.impulse.svd import closed_form, noisy_target
 
 
 def transcription(tokens, targets, head_dim):

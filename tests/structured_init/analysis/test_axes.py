@@ -20,7 +20,7 @@ from torch import nn
 
 from structured_init import AttentionLayout, Projection, StructuredInitError, register_attention
 from structured_init.analysis import NoAttentionError, capture_attention
-from structured_init.hosts.known_attention import ATTENTION
+from structured_init.hosts.known import ATTENTION
 from structured_init.hosts.watching.records import MapAt
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from structured_init.hosts.known_attention import ATTENTION
+from structured_init.hosts.known import ATTENTION
 from structured_init.hosts.positions import TOKENS
 from structured_init.hosts.state_space import STATE_SPACE
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from structured_init.attention.sequence.asked import (
+from structured_init.hosts.attention import AttentionSite
+from structured_init.hosts.attention_positions import attention_positions
+from structured_init.hosts.attention_site import is_causal
+from structured_init.hosts.registry import Where
+from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.initializer import Initializer
+from structured_init.sequence.asked import (
     choose_kind,
     choose_offsets,
     choose_size,
@@ -15,13 +21,7 @@ from structured_init.attention.sequence.asked import (
     prepare_each,
     refuse_tokens_first,
 )
-from structured_init.attention.sequence.layer import Layer, choose_trial, draw_twice
-from structured_init.hosts.attention import AttentionSite
-from structured_init.hosts.attention_positions import attention_positions
-from structured_init.hosts.attention_site import is_causal
-from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import same_attention, watched_attention
-from structured_init.initializer import Initializer
+from structured_init.sequence.layer import Layer, choose_trial, draw_twice
 from structured_init.util.arguments import check_positive, check_share, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError

@@ -12,10 +12,6 @@ from typing import TypeVar
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from structured_init.attention.sequence.absolute import AbsoluteHeads
-from structured_init.attention.sequence.heads import Heads, RelativeHeads
-from structured_init.attention.sequence.layer import Layer, Offset
-from structured_init.attention.sequence.rotary import RotaryHeads
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, positions_elsewhere
 from structured_init.hosts.positions import FOUND_BY_WATCHING
@@ -23,6 +19,10 @@ from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import cannot_run, check_sites
 from structured_init.hosts.watching import FoundAttention
 from structured_init.inputs import as_inputs
+from structured_init.sequence.absolute import AbsoluteHeads
+from structured_init.sequence.heads import Heads, RelativeHeads
+from structured_init.sequence.layer import Layer, Offset
+from structured_init.sequence.rotary import RotaryHeads
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import block_around
 from structured_init.weights import Weights

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from structured_init.attention.sequence.asked import find_towers, heads_of, prepare_each
-from structured_init.attention.sequence.layer import Layer
-from structured_init.attention.sequence.matching import MatchingHeads, draw_beside, draw_copies, measure_balance
-from structured_init.attention.sequence.previous_token import PreviousToken
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import attention_positions
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
+from structured_init.sequence.asked import find_towers, heads_of, prepare_each
+from structured_init.sequence.layer import Layer
+from structured_init.sequence.matching import MatchingHeads, draw_beside, draw_copies, measure_balance
+from structured_init.sequence.previous_token import PreviousToken
 from structured_init.util.arguments import check_positive, check_share, check_whole
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError

@@ -20,13 +20,13 @@ from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
 from structured_init.attention.planned_run import run_planned
-from structured_init.attention.sequence.heads import Heads
-from structured_init.attention.sequence.layer import Layer, texts_in
-from structured_init.attention.sequence.recorded import Looks, Reached, keys_behind_equals
 from structured_init.attention.stream_share import Made, Residuals, last_module, rms_of, tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.attention_positions import Rotary
 from structured_init.inputs import explain_failure
+from structured_init.sequence.heads import Heads
+from structured_init.sequence.layer import Layer, texts_in
+from structured_init.sequence.recorded import Looks, Reached, keys_behind_equals
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import random_orthogonal
 

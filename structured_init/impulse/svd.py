@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.impulse.solver import Basis, Factors, ImpulseSolver, Task, factor, impulse_maps
 from structured_init.attention.positions import Positions
+from structured_init.impulse.solver import Basis, Factors, ImpulseSolver, Task, factor, impulse_maps
 from structured_init.util.arguments import check_not_negative, check_positive
 
 IMPULSE = 1000.0  # weight of the impulse in the linear target

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
-from structured_init.attention.sequence.heads import FIRST, GROWS, Heads
-from structured_init.attention.sequence.layer import Layer
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import projection_bias
+from structured_init.sequence.heads import FIRST, GROWS, Heads
+from structured_init.sequence.layer import Layer
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import is_stack, outwards, within
 from structured_init.weights import Weights

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.layer import Layer
-from structured_init.attention.sequence.recorded import (
+from structured_init.sequence.layer import Layer
+from structured_init.sequence.recorded import (
     Looks,
     find_maps,
     find_tokens,

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.planned_run import owner_of, planned_maps, run_planned
-from structured_init.attention.sequence.layer import Layer, Trial, texts_in
 from structured_init.attention.stream_share import tensors
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import pieces
@@ -26,6 +25,7 @@ from structured_init.hosts.watched import same_attention, unpadded
 from structured_init.hosts.watching import discover_attention
 from structured_init.hosts.watching.records import MapAt
 from structured_init.inputs import Inputs, as_batch, explain_failure
+from structured_init.sequence.layer import Layer, Trial, texts_in
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import TrialWeights, Weights
 

@@ -14,9 +14,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_init.attention.impulse.adam import AdamSolver
-from structured_init.attention.impulse.separable import CUTOFF, SeparableSolver
-from structured_init.attention.impulse.solver import (
+from structured_init.attention.positions import two_dimensional
+from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.hosts.attention_positions import positions_elsewhere
+from structured_init.hosts.positions import enclosing, no_positions, position_sites, token_layouts
+from structured_init.hosts.registry import Where
+from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.impulse.adam import AdamSolver
+from structured_init.impulse.separable import CUTOFF, SeparableSolver
+from structured_init.impulse.solver import (
     Basis,
     Border,
     GridPositions,
@@ -24,13 +30,7 @@ from structured_init.attention.impulse.solver import (
     Order,
     Task,
 )
-from structured_init.attention.impulse.svd import SvdSolver
-from structured_init.attention.positions import two_dimensional
-from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
-from structured_init.hosts.attention_positions import positions_elsewhere
-from structured_init.hosts.positions import enclosing, no_positions, position_sites, token_layouts
-from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.impulse.svd import SvdSolver
 from structured_init.initializer import Initializer
 from structured_init.util.arguments import check_choice, check_whole
 from structured_init.util.draws import Draws

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.impulse.solver import Basis, Border, Factors, ImpulseSolver, Task, axis_shift, factor
 from structured_init.attention.positions import Positions
+from structured_init.impulse.solver import Basis, Border, Factors, ImpulseSolver, Task, axis_shift, factor
 from structured_init.util.arguments import check_not_negative, check_positive
 from structured_init.util.linalg import random_orthogonal
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from structured_init.attention.impulse.solver import ImpulseSolver, Task, impulse_maps, layer_norm
 from structured_init.attention.planned_run import run_planned
 from structured_init.attention.positions import Positions
 from structured_init.hosts.attention import AttentionSite
+from structured_init.impulse.solver import ImpulseSolver, Task, impulse_maps, layer_norm
 from structured_init.util.arguments import check_choice, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights

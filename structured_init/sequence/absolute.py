@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.heads import Heads
-from structured_init.attention.sequence.layer import Layer
+from structured_init.sequence.heads import Heads
+from structured_init.sequence.layer import Layer
 from structured_init.util.errors import StructuredInitError
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken

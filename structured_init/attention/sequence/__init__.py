@@ -1,6 +1,0 @@
-"""Initializations for sequences: the circuits that trained language models share."""
-
-from structured_init.attention.sequence.induction import Induction
-from structured_init.attention.sequence.previous_token import PreviousToken
-
-__all__ = ["Induction", "PreviousToken"]
