@@ -67,8 +67,8 @@ def _of_file(claim: Mapping[str, Any], file: Path) -> Committed | None:
         | {key: str(value) for key, value in run["metrics"].items()}
         for run in known["runs"][claim["group"]]
     ]
-    command = known["command"].format(network=claim["group"])
-    return Committed(rows, Metric(claim["metric"]), [], command, known["surroundings"], f"{claim['results']}.md")
+    page = f"{claim['results']}.md"
+    return Committed(rows, Metric(claim["metric"]), [], claim["command"], known["surroundings"], page)
 
 
 def _read(file: Path) -> dict[str, Any]:

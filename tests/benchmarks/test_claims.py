@@ -16,6 +16,7 @@ from scipy import stats
 from benchmarks import claims_page
 from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge
 from benchmarks.claims_page import BEGIN, END
+from comparison.runs.metric import Metric
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -55,7 +56,7 @@ def values(claim, arm):
 def words_of(claim):
     """The verdict against every reference, by scipy's own tests."""
     folder = RESULTS / claim["results"] / "plan.json"
-    mode = json.loads(folder.read_text())["mode"] if folder.is_file() else "max"
+    mode = json.loads(folder.read_text())["mode"] if folder.is_file() else Metric(claim["metric"]).mode
     sign, references = (1 if mode == "max" else -1), claim["references"]
     arm, level = values(claim, claim["arm"]), 0.05 / len(references)
     for reference in references.values():
@@ -104,7 +105,11 @@ def rates(claim):
 
 def swept_apart(claim):
     """The same of arms whose rates were chosen on other seeds; one that is as good at every rate has no best."""
-    means = pd.read_csv(RESULTS / claim["sweep"]).groupby(["arm", "learning_rate"])["exact_match"].mean()
+    table, metric = pd.read_csv(RESULTS / claim["sweep"]), Metric(claim["metric"])
+    for key, value in claim.get("point", {}).items():
+        table = table[at(table[key], value)]
+    chosen_by = "exact_match" if "exact_match" in table else claim["metric"].replace("test/", "val/")
+    means = table.groupby(["arm", "learning_rate"])[chosen_by].mean() * (1 if metric.mode == "max" else -1)
     runs = json.loads((RESULTS / f"{claim['results']}.json").read_text())["runs"][claim["group"]]
     for arm in (claim["arm"], *claim["references"].values()):
         used = {run["learning_rate"] for run in runs if run["conv"] == arm}
@@ -149,8 +154,9 @@ def test_a_rule_that_is_said_to_be_older_than_its_runs_is_so_in_the_history(name
     if git("cat-file", "-e", f"{commit}^{{commit}}") is None:
         pytest.skip("the history of the repository is not here")
     if "rule" in claim:  # in words, on the page of rules; the results were all made later
-        page = (ROOT / "docs" / "contributing" / "baselines_rules.md").read_text(encoding="utf-8")
-        written = git("show", f"{commit}:docs/baselines_rules.md")
+        place = "docs/contributing/baselines_rules.md"
+        page = (ROOT / place).read_text(encoding="utf-8")
+        written = git("show", f"{commit}:{place}") or git("show", f"{commit}:docs/baselines_rules.md")
         then, now = (section(each, claim["rule"]) for each in (written, page))
         then = then.partition(" structured-init compare")[0]  # a result came between the rule and its command
         assert len(then.split()) > 20
