@@ -55,29 +55,20 @@ def attention_sites(
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
 
 
-def _search_attention(weights: Weights) -> list[AttentionSite]:
-    grids, sites = _grids(weights), find_attention(weights)
-    # Where it ran the model, that may have shown positions.
-    return sites if _grids(weights) == grids else find_attention(weights)
-
-
-def _grids(weights: Weights) -> dict[str, object]:
-    layouts = token_layouts(weights).items()
-    return {name: (each.grid, each.prefix_tokens, id(each.positions)) for name, each in layouts}
-
-
 def _known_so_far(weights: Weights) -> tuple[object, ...]:
     """Return what a search for attention depends on; another means that it is to be made again."""
     return ATTENTION.version, TOKENS.version, weights.batch is None, weights.view.seen is None
 
 
-def find_attention(weights: Weights) -> list[AttentionSite]:
-    """Look for every attention layer of a model, in its order; ``attention_sites`` remembers what came of it."""
+def _search_attention(weights: Weights) -> list[AttentionSite]:
+    """Look for every attention layer of a model, in its order."""
     sites = _written_sites(weights)
-    beside = _seen_beside(weights, sites)  # which may run the model
+    if _worth_a_pass(weights, sites):
+        watched_attention(weights)
+        sites = _written_sites(weights)  # by the positions that the pass has shown
     for site in sites:
         _correct(site, weights)
-    sites += [_watched_site(found, weights) for found in beside]
+    sites += [_watched_site(found, weights) for found in _seen_beside(weights, sites)]
     place = {id(module): number for number, module in enumerate(weights.modules.values())}
     return sorted(sites, key=lambda site: place[id(site.module)])
 
@@ -136,13 +127,10 @@ def _looks_at_others(around: TokenLayout, found: FoundAttention) -> bool:
 
 
 def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:
-    """Return the attention that watching finds beside what layouts were written for."""
-    names = [site.name for site in written]
-    if not _worth_a_pass(weights, written):
-        return []
+    """Return the attention that a pass has shown beside what layouts were written for."""
     known = {id(matrix.weight) for site in written for matrix in site.layout.matrices}
-    seen = [each for each in watched_attention(weights) if each.layout and id(each.layout.query.weight) not in known]
-    return [each for each in seen if not any(within(each.name, name) for name in names)]
+    seen = [each for each in weights.seen.layers if each.layout and id(each.layout.query.weight) not in known]
+    return [each for each in seen if not any(within(each.name, site.name) for site in written)]
 
 
 def _worth_a_pass(weights: Weights, written: list[AttentionSite]) -> bool:
