@@ -46,22 +46,6 @@ def masses(model, offsets):
 
 
 # One key for all heads is as good as one for each: of 16 dimensions, shifts on 8 × 8 tokens need 14 at most.
-@pytest.mark.parametrize("keys", [1, 2])
-@pytest.mark.parametrize(
-    ("start", "least"),
-    [(Impulse(), 0.05), (Impulse(5, solver="separable"), 0.9)],
-    ids=["svd", "separable 5×5"],
-)
-def test_heads_that_share_a_key_put_the_mass_on_their_own_impulses_that_they_have_alone(eva, keys, start, least):
-    grouped, apart = eva(keys), eva(HEADS)
-    initialize(grouped, start, seed=1)
-    initialize(apart, start, seed=1)
-    offsets = start.head_offsets(attention_sites(grouped)[0], Draws(1))
-    found = masses(grouped, offsets)
-    torch.testing.assert_close(found, masses(apart, offsets), rtol=1e-4, atol=1e-5)
-    assert found.min() > least
-
-
 @pytest.mark.parametrize("solver", ["svd", "separable"])
 def test_the_first_layers_maps_on_images_are_those_without_grouping(eva, solver):
     """Through the host's own forward, which says itself which head takes which key."""

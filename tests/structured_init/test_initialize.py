@@ -14,7 +14,6 @@ from torch import nn
 from structured_init import (
     AdamSolver,
     Compose,
-    Default,
     DeltaOrthogonal,
     FilterCovariance,
     Impulse,
@@ -55,14 +54,6 @@ def test_what_is_edited_in_half_precision_is_rounded_once():
     nn.init.ones_(model.weight)
     initialize(model, Does(adds))
     assert model.weight.unique().tolist() == [1.0625]
-
-
-def test_tied_weights_stay_tied_and_are_one_entry_with_two_names():
-    model = nn.ModuleDict({"embedding": nn.Embedding(7, 4), "head": nn.Linear(4, 7, bias=False)})
-    model["head"].weight = model["embedding"].weight
-    report = initialize(model, TruncatedNormal())
-    assert model["head"].weight is model["embedding"].weight
-    assert [entry.names for entry in report.entries] == [("embedding.weight", "head.weight")]
 
 
 def test_the_start_does_not_depend_on_the_global_seed_or_the_weights_before(tiny_vit):
@@ -238,16 +229,6 @@ def test_a_compiled_block_has_its_plain_name_and_the_same_draws(tiny_vit):
     assert reports[0].to_dict() == reports[1].to_dict()
     assert torch.equal(plain.blocks[0].attn.qkv.weight, inside.blocks[0].attn.qkv.weight)
     assert [site.name for site in attention_sites(inside)] == ["blocks.0.attn", "blocks.1.attn"]
-
-
-def test_an_initializer_gets_the_batch(tiny_vit):
-    class Look(Initializer):
-        def plan(self, weights, *, rng, batch=None):
-            weights.write(weights.model.cls_token, batch.mean().expand(1, 1, 16), "Look")
-
-    model = tiny_vit()
-    initialize(model, Compose([Default(), Look()]), batch=torch.full((2, 3), 0.5))
-    assert model.cls_token.unique().tolist() == [0.5]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -67,19 +67,6 @@ class Doubled(nn.Module):
         return 2 * x
 
 
-class Halving(Doubled):
-    def right_inverse(self, x):
-        return x / 2
-
-
-def test_any_parametrization_with_an_inverse_is_written_through_it():
-    model, plain = layer(), layer()
-    parametrize.register_parametrization(model[0], "weight", Halving())
-    for each in (model, plain):
-        initialize(each, KaimingUniform())
-    torch.testing.assert_close(model[0].weight, plain[0].weight)
-
-
 def refused(model):
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, KaimingUniform())

@@ -168,19 +168,6 @@ def test_the_grid_of_an_image_is_found(name):
     ]
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: of_transformers("GPTJModel", n_embd=16, n_layer=2, n_head=2, rotary_dim=4),
-        lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4)),
-        lambda: of_transformers("BeitModel", **WIDTH, **IMAGE, use_relative_position_bias=True),
-    ],
-    ids=["GPT-J", "no layers", "BEiT, whose table is of relative positions"],
-)  # fmt: skip
-def test_models_without_added_positions_have_none(build):
-    assert position_sites(build()) == []
-
-
 class Cast(Tutorial):
     """Sinusoids that are held in float32 and added in bfloat16; their first row is ones in both."""
 

@@ -55,17 +55,3 @@ def test_a_grid_that_does_not_match_the_positions_is_one_line():
         match=r"'0.table' holds 7 grid positions, which a 2×3 grid does not match: .* takes first=1",
     ):
         initialize(nn.Sequential(Net()), Positions())
-
-
-def test_a_sequence_takes_gaussian_positions_and_refuses_sincos():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.zeros(7, 8))
-
-    register_positions(Net)(lambda module: TokenLayout(grid=None, positions=module.table))
-    model = nn.Sequential(Net())
-    initialize(model, Positions("gaussian"))
-    assert model[0].table.abs().min() > 0
-    with pytest.raises(StructuredInitError, match=r"'0.table' holds positions of a sequence.*kind='gaussian'"):
-        initialize(model, Positions())

@@ -8,7 +8,6 @@ from torch import nn
 
 from structured_init import (
     Compose,
-    Impulse,
     Mimetic,
     Positions,
     PreviousToken,
@@ -124,11 +123,6 @@ def test_positions_alone_are_found_and_frozen_too(control):
     initialize(model, SamePositions(Compose([Mimetic(), alone])) if control else alone, batch=images())
     assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
     assert not model.kringle.requires_grad
-
-
-def test_an_impulse_finds_the_grid():
-    report = initialize(Foreign(), Impulse(), batch=images())
-    assert any(entry.names == ("kringle",) and entry.set_by for entry in report.entries)
 
 
 class Two(Foreign):

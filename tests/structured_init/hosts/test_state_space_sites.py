@@ -221,17 +221,6 @@ def test_a_delta_rule_has_no_skip_and_is_no_layer_of_mamba_ssm():
     assert report.skipped == {"mixer": "a delta rule is no layer of mamba-ssm"}
 
 
-def test_hybrids_have_sites_of_both_kinds_and_others_say_why_not():
-    torch.manual_seed(0)
-    config = transformers.JambaConfig(
-        vocab_size=20, hidden_size=D, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, mamba_d_state=STATES, mamba_dt_rank=2, attn_layer_period=2, attn_layer_offset=1,
-        num_experts=1,
-    )  # fmt: skip
-    model = transformers.JambaModel(config)
-    assert [site.name for site in state_space_sites(model)] == ["layers.0.mamba"]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -72,18 +72,6 @@ def transformer(**changes):
     return nn.Transformer(**{**arguments, "batch_first": True, **changes}).eval()
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_the_encoders_captured_layers_are_its_sites(attend, without_biases, norm_first):
-    layer = nn.TransformerEncoderLayer(8, 2, 4, dropout=0.0, batch_first=True, norm_first=norm_first)
-    model = without_biases(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-    x = torch.randn(2, 5, 8, dtype=torch.float64)
-    maps = capture_attention(model, x)
-    sites = attention_sites(model)
-    assert list(maps) == [site.name for site in sites] == ["layers.0.self_attn", "layers.1.self_attn"]
-    tokens = model.layers[0].norm1(x) if norm_first else x
-    torch.testing.assert_close(maps[sites[0].name], attend(sites[0], tokens)[0].float(), rtol=1e-5, atol=1e-6)
-
-
 def test_a_decoders_attention_to_the_encoder_is_left_alone_unless_asked(check_mimetic):
     model = transformer()
     names = [site.name for site in attention_sites(model)]

@@ -34,12 +34,6 @@ def test_two_known_layers_and_two_of_a_class_of_ones_own_are_four():
     assert calls == [1]
 
 
-def test_a_batch_finds_what_the_classes_alone_do_not():
-    model = nn.Sequential(Apart(), Apart())
-    assert attention_sites(model) == []
-    assert [site.name for site in attention_sites(model, batch=torch.randn(2, 7, WIDTH))] == ["0", "1"]
-
-
 def test_nobody_is_asked_where_all_linear_maps_are_explained():
     calls = []
     head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))

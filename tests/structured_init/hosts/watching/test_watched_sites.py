@@ -132,19 +132,6 @@ def test_of_a_module_without_forward_its_only_part_is_run():
         initialize(WithoutForward(strangers.Apart(), strangers.Apart()), Mimetic(), batch=tokens)
 
 
-def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():
-    asked = []
-
-    def offer():
-        asked.append(1)
-        return torch.randn(2, 5, 12)
-
-    report = initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=offer)
-    assert report.attention == {"0": True}
-    initialize(nn.TransformerEncoderLayer(12, 3, batch_first=True), Mimetic(positions="keep"), batch=offer)
-    assert asked == [1]
-
-
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 WORDS = {"vocab_size": 40, "max_position_embeddings": 40, "pad_token_id": 1}
 FRAMES = {"image_size": 8, "patch_size": 4, "num_frames": 2}
