@@ -17,10 +17,13 @@ def centre_and_rest(weight):
     return weight.detach()[centre].double(), rest
 
 
-@pytest.mark.parametrize(("kind", "kernel", "gain"), [(nn.Conv1d, 4, 1.0), (nn.Conv2d, 3, 0.5), (nn.Conv3d, 1, 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "kernel", "gain"),
+    [(nn.Conv1d, [4], 1.0), (nn.Conv2d, [3], 0.5), (nn.Conv3d, [1], 1.0), (nn.Linear, [], 1.0)],
+)
 @pytest.mark.parametrize(("inside", "outside"), [(4, 4), (3, 8), (8, 3)])
 def test_the_centre_is_orthogonal_and_all_else_zero(kind, kernel, inside, outside, gain):
-    model = nn.Sequential(kind(inside, outside, kernel))
+    model = nn.Sequential(kind(inside, outside, *kernel))
     report = initialize(model, DeltaOrthogonal(gain=gain))
     centre, rest = centre_and_rest(model[0].weight)
     assert not rest.any()
@@ -45,12 +48,6 @@ def test_every_group_has_a_matrix_of_its_own():
         torch.testing.assert_close(centre.T @ centre, torch.eye(2).double(), rtol=0, atol=1e-6)
     assert not torch.equal(centres[0], centres[1])
     assert centre_and_rest(model[1].weight)[0].abs().flatten().tolist() == [1.0] * 5
-
-
-def test_a_linear_layer_is_orthogonal():
-    layer = nn.Linear(4, 4)
-    initialize(nn.Sequential(layer), DeltaOrthogonal())
-    torch.testing.assert_close(layer.weight @ layer.weight.T, torch.eye(4), rtol=0, atol=1e-6)
 
 
 def test_only_what_is_asked_for_is_touched():

@@ -82,9 +82,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tiny_vit, monkeypatch):
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda: full)
     model = tiny_vit()
     taken = snapshot(model)
-    with pytest.raises(
-        StructuredInitError, match=r"'cls_token' could not be backed up .*No space left.*TMPDIR"
-    ) as raised:
+    with pytest.raises(StructuredInitError, match=r"'cls_token' could not .*No space left.*TMPDIR") as raised:
         initialize(model, FailAt(9))
     assert "\n" not in str(raised.value)
     assert_unchanged(model, taken)

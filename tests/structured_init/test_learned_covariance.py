@@ -121,13 +121,8 @@ def test_another_kernel_size_keeps_energy_and_stays_positive_semidefinite(size):
 
 def test_fewer_channels_than_needed_is_one_line_without_shrinkage():
     model = convmixer(width=9)
-    message = (
-        "estimate_covariances: 'blocks.0.0.fn.0' has 9 filters of 3×3: a full covariance of 9 weights takes more than "
-        "9; give the result of estimate_covariances(…, shrinkage=0.1)"
-    )
-    with pytest.raises(StructuredInitError) as error:
+    with pytest.raises(StructuredInitError, match=r"'blocks.0.0.fn.0' has 9 filters of 3×3: .* shrinkage=0\.1"):
         estimate_covariances(model)
-    assert str(error.value) == message
     matrix = estimate_covariances(model, shrinkage=0.1).layers[0].matrix
     assert torch.linalg.matrix_rank(matrix) == 9
     filters = model.blocks[0][0].fn[0].weight.detach().double().flatten(1).numpy()
@@ -155,15 +150,11 @@ def test_what_else_can_be_wrong_is_one_line(tmp_path):
     with pytest.raises(StructuredInitError, match=r"^cannot read filter covariances from '.*covariances.safetensors'"):
         LearnedCovariances.load(path)
     save_file(convmixer().state_dict(), path)
-    with pytest.raises(
-        StructuredInitError, match=r"holds no filter covariances: estimate_covariances computes them from weights"
-    ):
+    with pytest.raises(StructuredInitError, match=r"holds no filter covariances: estimate_covariances computes"):
         LearnedCovariances.load(path)
     with pytest.raises(StructuredInitError, match=r"saved in a .safetensors file, got '.*covariances.pt'"):
         learned(positive(9, 0)).save(tmp_path / "covariances.pt")
-    with pytest.raises(
-        StructuredInitError, match=r"^estimate_covariances: Sequential has no depthwise convolution; the"
-    ):
+    with pytest.raises(StructuredInitError, match=r"^estimate_covariances: Sequential has no depthwise conv"):
         estimate_covariances(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(StructuredInitError, match=r"has no depthwise convolution; none of its tensors"):
         estimate_covariances(nn.Linear(2, 2).state_dict())

@@ -90,16 +90,13 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     }  # fmt: skip
 
 
-def test_what_the_host_cancels_is_noted_per_layer(tiny_vit):
+def test_what_the_host_cancels_of_the_parts_that_are_on_is_noted_per_layer(tiny_vit):
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic())
     assert set(report.notes) == {"blocks.0.attn", "blocks.1.attn"}
     for note in report.notes.values():
         assert "normalizes queries and keys" in note
         assert "LayerScale 1e-05 hides the branch" in note
     assert initialize(tiny_vit(init_values=0.1), Mimetic()).notes == {}  # which cancels nothing
-
-
-def test_a_part_that_is_off_is_not_noted(tiny_vit):
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(query_key=False))
     assert not any("normalizes" in note for note in report.notes.values())
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(value_output=False))

@@ -53,15 +53,9 @@ def attend(apart: float):
     [
         (lambda: mean_distance(maps(), (3, 3), 1), "grid of 3 × 3 does not fit attention over 10 patches"),
         (lambda: induction_score(maps(), text(3)), "tokens of shape (3, 11) do not fit maps of (4, 11)"),
-        (
-            lambda: induction_score(maps(), text(16)),
-            "(4, 11) samples × tokens: capture_attention keeps the first max_samples",
-        ),
+        (lambda: induction_score(maps(), text(16)), "capture_attention keeps the first max_samples"),
         (lambda: induction_score(maps(), text(), text(4, 5) > 0), "queries of shape (4, 5) do not fit"),
-        (
-            lambda: repeated_tokens(2, 1, FIRST, generator=None),
-            "repeated_tokens: length must be a whole number from 2, got 1",
-        ),
+        (lambda: repeated_tokens(2, 1, FIRST, generator=None), "length must be a whole number from 2, got 1"),
         (lambda: capture_attention(nn.Linear(8, 4, device="meta"), WIDE), "it is on the meta device and has no"),
         (lambda: gram_matrices(nn.Linear(4, 4), WIDE, blocks=["0"]), "blocks is a dictionary of modules by name"),
         (lambda: cka_matrix({}, {}), "cka_matrix: a side has no Gram matrices"),
@@ -71,25 +65,13 @@ def attend(apart: float):
         (lambda: mean_distance(maps()[0, 0], (1, 11)), "maps are (batch, heads, queries, keys), got shape (11, 11)"),
         (lambda: mean_distance(maps(), (3, 4), -1), "prefix_tokens must be a whole number from 0, got -1"),
         (lambda: entropy(maps()[0]), "maps are (batch, heads, queries, keys), got shape (3, 11, 11)"),
-        (
-            lambda: impulse_mass(maps(), torch.zeros(2, 2).long(), (1, 11)),
-            "for each of 3 heads, got shape",
-        ),
+        (lambda: impulse_mass(maps(), torch.zeros(2, 2).long(), (1, 11)), "for each of 3 heads, got shape"),
         (lambda: best_offset(maps(), (2, 5), 1, window=4), "window must be an odd number, got 4"),
         (lambda: best_offset(maps()[..., :5], (1, 5)), "11 queries and 5 keys, as of cross-attention: between them no"),
-        (
-            lambda: previous_token_score(maps()[..., :5]),
-            "11 queries and 5 keys, as of cross-attention: between them no",
-        ),
-        (
-            lambda: filter_statistics(torch.ones(6, 15)),
-            "filters are (filters, rows, columns), got shape (6, 15): of 1-D ones give filters[:, None], as depthwise",
-        ),
+        (lambda: previous_token_score(maps()[..., :5]), "11 queries and 5 keys, as of cross-attention"),
+        (lambda: filter_statistics(torch.ones(6, 15)), "got shape (6, 15): of 1-D ones give filters[:, None]"),
         (lambda: audit("x"), "audit needs a model, an nn.Module, got str"),
-        (
-            lambda: audit(nn.Linear(3, 4), max_samples=0),
-            "audit: max_samples must be a whole number from 1 or null, got 0",
-        ),
+        (lambda: audit(nn.Linear(3, 4), max_samples=0), "max_samples must be a whole number from 1 or null, got 0"),
         (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
         (lambda: CayleyConv2d(3, 4, 5)(torch.ones(1, 3, 8, 4)), "the input 8×4 is smaller than the kernel 5×5"),
         (lambda: MaxMin()(torch.zeros(1, 3)), "MaxMin needs an even number of channels, got 3"),

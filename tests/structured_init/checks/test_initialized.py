@@ -283,14 +283,9 @@ def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_mem
 
 
 def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
-    with pytest.raises(
-        AssertionError,
-        match=r"(?s)memory: gate: 64 of 64.*stuck, blind, causal, padding, order, loss, depth, unused left out: no b",
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)memory: gate: 64 of 64.*stuck, .*, unused left out: no b"):
         assert_initialized(Words, skip="meta,own")
-    with pytest.raises(
-        AssertionError, match=r"(?s)meta: scale.*\n  a model that nobody builds on the meta device needs neither"
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)meta: scale.* nobody builds on the meta device needs neither"):
         assert_initialized(Meta)
 
 
@@ -306,10 +301,7 @@ def fine_tuned(write=lambda weight: None):
 
 
 def test_what_is_loaded_is_told_from_what_is_drawn_anew():
-    with pytest.raises(
-        AssertionError,
-        match=r"(?s)seeds: embed.*the same under seeds 0 and 1.*loaded, say which are drawn, as in where='classifier'",
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)seeds: embed.*the same .*loaded, say .* where='classifier'"):
         assert_initialized(fine_tuned, TOKENS)
     with pytest.raises(AssertionError, match="where build fixes a seed"):
         assert_initialized(lambda: torch.manual_seed(0) and Net(), TOKENS)

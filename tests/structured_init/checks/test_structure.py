@@ -26,12 +26,8 @@ BUILT = {
     "log(1 … N)": lambda: torch.arange(1, 17).log().expand(24, 16),
     "computed": lambda: torch.pi * torch.arange(16.0).repeat(48, 1),  # A_imag of S4D
     "impulse": lambda: torch.eye(5)[torch.arange(12) % 5].reshape(12, 1, 5) * 0.5,
-    "delta orthogonal": lambda: torch.zeros(8, 8, 3, 3).index_put(
-        (*torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), torch.tensor(1), torch.tensor(1)),
-        random_orthogonal(8, 8, generator=generator()).float(),
-    ),
 }
-SCALES = {"orthogonal": 2.0, "impulse": 0.5, "delta orthogonal": 1.0}
+SCALES = {"orthogonal": 2.0, "impulse": 0.5}
 
 
 @pytest.mark.parametrize("kind", BUILT)

@@ -88,17 +88,22 @@ def test_the_innermost_known_model_says_what_the_tokens_are(tiny_vit):
 @pytest.mark.parametrize(
     ("where", "chosen"),
     [
-        (None, "0123"),
-        ("blocks.1.attn", "1"),
-        ("blocks.[0-2].*", "012"),
-        (["blocks.0.*", "blocks.3.attn"], "03"),
-        ("1.attn", "1"),
-        ("ocks.1.attn", ""),
-        (lambda site: site.name.split(".")[2] in "23", "23"),
+        (None, range(11)),
+        ("blocks.1.attn", [1]),
+        ("blocks.[0-2].*", [0, 1, 2]),
+        (["blocks.0.*", "3.attn"], [0, 3]),
+        ("ocks.1.attn", []),
+        ("blocks", range(11)),  # a module around layers
+        ("blocks.1", [1]),
+        ("1", [1]),
+        ("blocks.1*", [1, 10]),
+        (["blocks.2", "3.attn"], [2, 3]),
+        ("locks.1", []),
+        (lambda site: site.name.split(".")[2] in "23", [2, 3]),
     ],
 )
-def test_where_selects_layers_by_pattern_or_predicate(tiny_vit, where, chosen):
-    model = nn.ModuleDict({"vit": tiny_vit(depth=4)})
+def test_where_selects_layers_by_pattern_of_them_or_of_a_module_around_or_by_predicate(tiny_vit, where, chosen):
+    model = nn.ModuleDict({"vit": tiny_vit(depth=11)})
     assert [site.name for site in attention_sites(model, where)] == [f"vit.blocks.{i}.attn" for i in chosen]
 
 
@@ -174,10 +179,3 @@ def test_a_pattern_that_selects_nothing_is_named_and_layers_that_are_left_out_ar
     report = initialize(tiny_vit(), Mimetic(where=["blocks.0.attn", "blocks.9.attn"]))
     assert report.warnings == ["Mimetic: where: 'blocks.9.attn' selects no attention layer"]
     assert initialize(tiny_vit(), Mimetic(where="blocks.0.attn")).warnings == []
-
-
-def test_a_pattern_is_of_a_layer_or_of_a_module_around_it(tiny_vit):
-    model = tiny_vit(depth=11)
-    for where, chosen in (("blocks.1", [1]), ("1", [1]), ("blocks.1*", [1, 10]), ("blocks.[0-1].attn", [0, 1]),
-                          (["blocks.2", "3.attn"], [2, 3]), ("locks.1", []), ("blocks", list(range(11)))):  # fmt: skip
-        assert [site.name for site in attention_sites(model, where)] == [f"blocks.{n}.attn" for n in chosen]

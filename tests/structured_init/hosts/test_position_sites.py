@@ -30,28 +30,23 @@ def test_where_selects_among_towers_and_lists_them_when_it_selects_none(tiny_vit
         initialize(model, Positions(where="middle.*"))
 
 
-def test_positions_in_a_users_buffer_work():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("table", torch.zeros(1, 6, 8))
+class Net(nn.Module):
+    """A table of a user's, in a buffer."""
 
+    def __init__(self, rows):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(1, rows, 8))
+
+
+def test_positions_in_a_users_buffer_work():
     register_positions(Net)(lambda module: TokenLayout(grid=(2, 3), positions=module.table))
-    model = nn.Sequential(Net())
+    model = nn.Sequential(Net(6))
     report = initialize(model, Positions("gaussian", gain=50.0, trainable=True))  # a buffer cannot be thawed
     assert [entry.names for entry in report.changed] == [("0.table",)]
     assert model[0].table.std() > 0.5
 
 
 def test_a_grid_that_does_not_match_the_positions_is_one_line():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.zeros(1, 7, 8))
-
     register_positions(Net)(lambda module: TokenLayout(grid=(2, 3), positions=module.table))
-    with pytest.raises(
-        StructuredInitError,
-        match=r"'0.table' holds 7 grid positions, which a 2×3 grid does not match: .* takes first=1",
-    ):
-        initialize(nn.Sequential(Net()), Positions())
+    with pytest.raises(StructuredInitError, match=r"7 grid positions, which a 2×3 grid does not match: .*first=1"):
+        initialize(nn.Sequential(Net(7)), Positions())

@@ -145,9 +145,7 @@ def test_of_two_tables_the_one_that_is_added_is_taken():
 
 
 def test_two_tables_that_are_both_added_are_left_alone():
-    with pytest.raises(
-        StructuredInitError, match="of the tables that are added to tokens, krongle, kringle, it was not"
-    ):
+    with pytest.raises(StructuredInitError, match="tables that are added to tokens, krongle, kringle, it was not"):
         initialize(Two(both=True), Positions(), batch=images())
 
 
@@ -246,25 +244,6 @@ def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
 
 
-class Text(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.kringle = nn.Embedding(11, DIM), nn.Parameter(torch.zeros(1, 25, DIM))
-        self.layers = nn.Sequential(Block(), Block())
-
-    def forward(self, ids):
-        x = self.words(ids) + self.kringle[:, : ids.shape[1]]
-        return self.layers(x)
-
-
-def test_a_table_of_a_text_is_a_sequence_even_of_a_square_number():
-    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
-    weights = Weights(Text(), batch=ids)
-    assert attention_sites(weights)
-    (site,) = position_sites(weights)
-    assert (site.name, site.grid, site.num_tokens) == ("kringle", None, 25)
-
-
 def test_a_bias_of_every_layer_is_no_position():
     class Biased(Block):
         def __init__(self):
@@ -281,7 +260,7 @@ def test_a_bias_of_every_layer_is_no_position():
 
 
 class Looped(nn.Module):
-    """One block that runs several times; rows of its table are looked up from one on."""
+    """One block that runs several times; rows of its table are looked up from one on, or cut off."""
 
     def __init__(self, first):
         super().__init__()
@@ -289,19 +268,21 @@ class Looped(nn.Module):
         self.block = Block()
 
     def forward(self, ids):
-        x = self.words(ids) + self.kringle(torch.arange(ids.shape[1]) + self.first)
+        length = ids.shape[1]
+        cut = self.first is None
+        x = self.words(ids) + (self.kringle.weight[:length] if cut else self.kringle(torch.arange(length) + self.first))
         for _ in range(3):
             x = self.block(x)
         return x
 
 
-@pytest.mark.parametrize("first", [0, 2])
-def test_rows_that_are_looked_up_in_order_are_positions(first):
+@pytest.mark.parametrize("first", [None, 0, 2])
+def test_rows_that_are_looked_up_in_order_are_positions_of_a_sequence_even_of_a_square_number(first):
     ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
     weights = Weights(Looped(first), batch=ids)
     assert attention_sites(weights)
     (site,) = position_sites(weights)
-    assert (site.name, site.num_tokens) == ("kringle.weight", 12 - first)
+    assert (site.name, site.grid, site.num_tokens) == ("kringle.weight", None, 12 - (first or 0))
 
 
 class Pair(nn.Module):

@@ -242,9 +242,7 @@ def test_a_layout_whose_blocks_are_not_what_its_select_reads_is_refused(given, s
 
 def test_blocks_that_a_weight_does_not_hold_or_that_meet_are_refused():
     layout = state_space_sites(built(Mamba2Mixer, TWO))[0].layout  # in_proj holds 52 rows of width 8
-    with pytest.raises(
-        StructuredInitError, match=r"^StateSpaceLayout: C takes entries 360 to 423 of a flattened weight"
-    ):
+    with pytest.raises(StructuredInitError, match=r"^StateSpaceLayout: C takes entries 360 to 423 of "):
         dataclasses.replace(layout, C=dataclasses.replace(layout.C, start=45))
     with pytest.raises(StructuredInitError, match=r"^StateSpaceLayout: B and C have entries of one weight in common$"):
         dataclasses.replace(layout, C=dataclasses.replace(layout.C, start=layout.B.start + 7))

@@ -26,25 +26,11 @@ class LowRank(nn.Module):
         super().__init__()
         self.linear, self.down = linear, nn.Linear(linear.in_features, 2)
         self.up = nn.Linear(2, linear.out_features)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
 
     def forward(self, x):
         return self.linear(x) + self.up(self.down(x))
-
-
-def test_attention_whose_map_was_replaced_by_an_adapter_is_captured_and_named_not_written():
-    images = torch.ones(2, 3, 8, 8)
-    model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3)
-    (before,) = capture_attention(model, images).values()
-    attention = model.blocks[0].attn
-    attention.qkv = LowRank(attention.qkv)
-    nn.init.zeros_(attention.qkv.up.weight)
-    nn.init.zeros_(attention.qkv.up.bias)
-    (maps,) = capture_attention(model, images).values()
-    torch.testing.assert_close(maps, before)
-    nn.init.ones_(attention.qkv.up.bias)
-    with pytest.raises(StructuredInitError, match="Attention has no layout: its queries go through an adapter"):
-        initialize(model, Mimetic(), batch=images)
-    assert "blocks.0.attn.qkv.linear.weight" in {name for record in audit(model).records for name in record.names}
 
 
 class Int8(nn.Module):
@@ -60,16 +46,26 @@ class Int8(nn.Module):
         return nn.functional.linear(x, self.numbers * self.scale, self.bias)
 
 
-def test_attention_whose_map_was_replaced_by_one_of_8_bits_is_captured_and_named_not_written():
+@pytest.mark.parametrize(
+    ("replacement", "close", "why", "recorded"),
+    [
+        (LowRank, 1e-5, "its queries go through an adapter", "qkv.linear"),
+        (Int8, 1e-3, "its queries", "proj"),
+    ],
+)
+def test_attention_whose_map_was_replaced_is_captured_and_named_not_written(replacement, close, why, recorded):
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=1, num_heads=3)
     (before,) = capture_attention(model, images).values()
-    model.blocks[0].attn.qkv = Int8(model.blocks[0].attn.qkv)
+    attention = model.blocks[0].attn
+    attention.qkv = replacement(attention.qkv)
     (maps,) = capture_attention(model, images).values()
-    torch.testing.assert_close(maps, before, rtol=0, atol=1e-3)
-    with pytest.raises(StructuredInitError, match="Attention has no layout: its queries"):
+    torch.testing.assert_close(maps, before, rtol=0, atol=close)
+    if replacement is LowRank:
+        nn.init.ones_(attention.qkv.up.bias)
+    with pytest.raises(StructuredInitError, match=f"Attention has no layout: {why}"):
         initialize(model, Mimetic(), batch=images)
-    assert "blocks.0.attn.proj.weight" in {name for record in audit(model).records for name in record.names}
+    assert f"blocks.0.attn.{recorded}.weight" in {name for record in audit(model).records for name in record.names}
 
 
 class OfTorch(nn.MultiheadAttention):
