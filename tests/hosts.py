@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -38,6 +39,11 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build().eval()
 
 
+def alone(attention: nn.Module) -> nn.Module:
+    """Return a model of one layer, ``attn``."""
+    return nn.Sequential(OrderedDict(attn=attention))
+
+
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
@@ -53,3 +59,17 @@ def of_transformers(name: str, seed: int | None = None, **sizes: object) -> nn.M
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return cls(config)
+
+
+SMALL_MAMBA = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 3, "state_size": 4}
+SMALL_MAMBA2 = {**SMALL_MAMBA, "num_heads": 4, "head_dim": 6, "n_groups": 2, "chunk_size": 4}
+
+
+def mamba(**changes: object) -> nn.Module:
+    """Return a Mamba that is the same each time."""
+    return of_transformers("MambaForCausalLM", 0, **{**SMALL_MAMBA, **changes})
+
+
+def mamba2(**changes: object) -> nn.Module:
+    """Return a Mamba-2 that is the same each time."""
+    return of_transformers("Mamba2ForCausalLM", 0, **{**SMALL_MAMBA2, **changes})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hosts import of_transformers
 from scipy import stats
 from torch import nn
 
@@ -78,8 +79,7 @@ def test_norms_tokens_positions_and_embeddings_stay_the_hosts(tiny_vit, start, k
 
 
 def test_states_are_forgotten_as_the_host_has_it():
-    transformers = pytest.importorskip("transformers")
-    model = transformers.MambaModel(transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=11))
+    model = of_transformers("MambaModel", hidden_size=16, num_hidden_layers=1, vocab_size=11)
     (site,) = state_space_sites(model)
     before = site.half_life
     assert "layers.0.mixer.dt_proj.weight" in named(initialize(model, KaimingUniform()))
@@ -101,10 +101,7 @@ def test_multihead_attention_has_its_input_projections_filled(keys, names):
 
 
 def test_transposed_conv1d_of_gpt2_uses_its_first_axis_as_fan_in():
-    transformers = pytest.importorskip("transformers")
-    model = transformers.GPT2Model(
-        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
-    )
+    model = of_transformers("GPT2Model", n_embd=32, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
     report = initialize(model, KaimingUniform())
     projections = {"attn.c_attn": 32, "attn.c_proj": 32, "mlp.c_fc": 32, "mlp.c_proj": 128}
     assert named(report) == {f"h.0.{name}.{kind}" for name in projections for kind in ("weight", "bias")}
@@ -126,12 +123,10 @@ def test_a_model_without_layers_is_refused_with_what_it_has():
 
 
 def language_model(kind):
-    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
-
     if kind == "gpt2":
-        return AutoModelForCausalLM.from_config(GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=11, n_inner=96))
+        return of_transformers("GPT2LMHeadModel", n_embd=64, n_layer=1, n_head=4, vocab_size=11, n_inner=96)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
-    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=11))
+    return of_transformers("LlamaForCausalLM", **sizes, num_key_value_heads=2, vocab_size=11)
 
 
 def test_zero_projections_without_an_mlp_are_refused():

@@ -6,8 +6,7 @@ import re
 
 import pytest
 import torch
-import transformers
-from hosts import seeded
+from hosts import of_transformers, seeded
 from torch import nn
 
 from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize
@@ -22,18 +21,16 @@ SIZE = {"max_position_embeddings": LENGTH}
 
 def gpt2(**options):
     settings = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, **TEXT, **options}
-    return transformers.GPT2Model(transformers.GPT2Config(**settings))
+    return of_transformers("GPT2Model", **settings)
 
 
 def rotary(kind, **options):
-    return getattr(transformers, f"{kind}Model")(
-        getattr(transformers, f"{kind}Config")(**{**WIDTH, **TEXT, **SIZE, **options})
-    )
+    return of_transformers(f"{kind}Model", **{**WIDTH, **TEXT, **SIZE, **options})
 
 
 def t5_decoder():
-    config = transformers.T5Config(d_model=64, d_kv=32, d_ff=32, num_layers=2, num_heads=2, vocab_size=120)
-    return transformers.T5Model(config).decoder
+    sizes = {"d_model": 64, "d_kv": 32, "d_ff": 32, "num_layers": 2, "num_heads": 2, "vocab_size": 120}
+    return of_transformers("T5Model", **sizes).decoder
 
 
 HOSTS = {

@@ -5,30 +5,26 @@ from __future__ import annotations
 import importlib
 import math
 
+import hosts
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import nn
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import Default, MambaReference, initialize, state_space_sites
 
 WIDTH, LAYERS, STATES = 96, 4, 16
+SIZES = {"vocab_size": 70, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": STATES}
 
 
 def mamba(**changes):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 70, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": STATES, **changes}
-    return MambaForCausalLM(MambaConfig(**sizes))
+    return hosts.mamba(**{**SIZES, **changes})
 
 
 def mamba2(**changes):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 70, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": STATES}
-    heads = {"num_heads": 48, "head_dim": 4, "n_groups": 2, "chunk_size": 8}
-    return Mamba2ForCausalLM(Mamba2Config(**{**sizes, **heads, **changes}))
+    return hosts.mamba2(**{**SIZES, "num_heads": 48, "head_dim": 4, **changes})
 
 
 def is_uniform(values, bound):

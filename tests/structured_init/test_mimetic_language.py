@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from hosts import of_transformers
 
 from structured_init import Mimetic, attention_sites, initialize, preset
 
 WIDTH = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 13}
 MODELS = {
-    "gpt2": lambda: transformers.GPT2Model(
-        transformers.GPT2Config(n_embd=24, n_layer=2, n_head=4, n_positions=12, vocab_size=13)
-    ),
-    "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**WIDTH, num_key_value_heads=2)),
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**WIDTH)),
+    "gpt2": lambda: of_transformers("GPT2Model", n_embd=24, n_layer=2, n_head=4, n_positions=12, vocab_size=13),
+    "llama": lambda: of_transformers("LlamaModel", **WIDTH, num_key_value_heads=2),
+    "bert": lambda: of_transformers("BertModel", **WIDTH),
 }
 
 

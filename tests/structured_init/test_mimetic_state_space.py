@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import re
 
+import hosts
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import MimeticStateSpace, StructuredInitError, initialize, state_space_sites
 from structured_init.ssm.mimetic import step_bias
 
-SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 3, "state_size": 4}
 COMPONENTS = ("decay", "step", "correlate", "convolution")
 WRITES = {
     "decay": {"A_log"},
@@ -27,23 +26,19 @@ PARTS = ("A_log", "dt_weight", "dt_bias", "B", "C", "conv_weight", "conv_bias", 
 
 
 def mamba(**changes):
-    torch.manual_seed(0)
-    model = MambaForCausalLM(MambaConfig(**{**SMALL, **changes}))
-    return scrambled_biases(model)
+    return scrambled_biases(hosts.mamba(**changes))
 
 
 def mamba2(**changes):
-    torch.manual_seed(0)
-    sizes = {"num_heads": 4, "head_dim": 6, "n_groups": 2, "chunk_size": 4}
-    return scrambled_biases(Mamba2ForCausalLM(Mamba2Config(**{**SMALL, **sizes, **changes})))
+    return scrambled_biases(hosts.mamba2(**changes))
 
 
 def scrambled_biases(model):
     """transformers starts the convolution's bias at zero, where writing zero would show nothing."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("conv1d.bias"):
-                parameter.normal_()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if name.endswith("conv1d.bias"):
+            nn.init.normal_(parameter, generator=generator)
     return model
 
 

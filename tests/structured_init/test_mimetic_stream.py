@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
-import transformers
-from hosts import seeded
+from hosts import of_transformers, seeded
 
 from structured_init import Compose, Mimetic, PreviousToken, StructuredInitError, initialize
 from structured_init.hosts import watched
@@ -16,12 +15,11 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "in
 
 
 def gpt2():
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **{**TEXT, "max_position_embeddings": 40}))
+    return of_transformers("GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, **TEXT)
 
 
 def llama(**options):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2, **options))
+    return of_transformers("LlamaForCausalLM", **SIZE, **TEXT, num_key_value_heads=2, **options)
 
 
 def vit(**options):

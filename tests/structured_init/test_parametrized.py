@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from hosts import of_transformers
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -67,17 +67,12 @@ class Doubled(nn.Module):
         return 2 * x
 
 
-def refused(model):
-    with pytest.raises(StructuredInitError) as caught:
-        initialize(model, KaimingUniform())
-    return str(caught.value)
-
-
 def test_one_without_an_inverse_is_refused_by_the_names_of_layer_and_parametrization():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     parametrize.register_parametrization(model[1], "weight", Doubled())
-    message = "'1.weight' is computed by the parametrization Doubled and cannot be set: "
-    assert refused(model) == message + "'Doubled' object has no attribute 'right_inverse'"
+    said = "'1.weight' is computed by the parametrization Doubled and cannot be set: .* no attribute 'right_inverse'"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(model, KaimingUniform())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -85,21 +80,14 @@ def test_one_without_an_inverse_is_refused_by_the_names_of_layer_and_parametriza
     ("wrap", "hook"), [(torch.nn.utils.weight_norm, "WeightNorm"), (torch.nn.utils.spectral_norm, "SpectralNorm")]
 )
 def test_a_hook_of_the_older_kind_is_refused_by_name_with_the_way_out(wrap, hook):
-    message = refused(layer(wrap))
-    assert message.startswith(
-        f"'0.weight' is computed by {hook} before each forward pass and cannot be set: initialize the model before that"
-    )
+    said = f"'0.weight' is computed by {hook} before each forward pass .*: initialize the model before that"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(layer(wrap), KaimingUniform())
 
 
 def test_attention_behind_a_parametrization_is_written_like_any_other():
-    def build():
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=8, vocab_size=13
-        )
-        return transformers.LlamaModel(config)
-
-    plain, normed = build(), build()
+    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 8}
+    plain, normed = (of_transformers("LlamaModel", 0, **sizes, vocab_size=13) for _ in range(2))
     parametrizations.weight_norm(normed.layers[0].self_attn.q_proj)
     for model in (plain, normed):
         initialize(model, Mimetic(positions="keep"))

@@ -32,29 +32,29 @@ BEIT = {"img_size": 24, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads
 SWIN = {"img_size": 16, "patch_size": 4, "window_size": (2, 4), "embed_dim": 32, "depths": (1,), "num_heads": (4,)}
 
 
-def config(kind, **options):
-    return getattr(transformers, f"{kind}Config")(**options)
-
-
 def gpt2(**options):
     settings = {"n_embd": DIM, "n_layer": 2, "n_head": HEADS, "n_positions": LENGTH, **TEXT, **options}
-    return transformers.GPT2Model(transformers.GPT2Config(**settings))
+    return of_transformers("GPT2Model", **settings)
 
 
 def llama(**options):
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**WIDTH, **TEXT, **SIZE, **options}))
+    return of_transformers("LlamaForCausalLM", **{**WIDTH, **TEXT, **SIZE, **options})
+
+
+def bert():
+    return of_transformers("BertModel", **WIDTH, **SIZE, **TEXT)
 
 
 def small(kind, **options):
     """A host of transformers of one layer, its width under whichever name it has."""
     settings = {**WIDTH, **TEXT, **SIZE, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 32, **options}
-    return getattr(transformers, f"{kind}Model")(config(kind, **settings))
+    return of_transformers(f"{kind}Model", **settings)
 
 
 def seq2seq(kind, **options):
     widths = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     widths |= {"d_model": DIM, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    return getattr(transformers, f"{kind}Model")(config(kind, **widths, **TEXT, **SIZE, **options))
+    return of_transformers(f"{kind}Model", **widths, **TEXT, **SIZE, **options)
 
 
 T5 = {"d_model": DIM, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 140}
@@ -63,14 +63,14 @@ DIVIDED = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta
 # Host, offsets of its heads by default, least share: below, hosts that are not what their modules suggest
 HOSTS = {
     "GPT-2": (gpt2, [1, 2], 0.8),
-    "BERT": (lambda: transformers.BertModel(config("Bert", **WIDTH, **SIZE, **TEXT)), [1, -1], 0.8),
-    "T5's encoder": (lambda: transformers.T5EncoderModel(config("T5", **T5)), [1, -1], 0.8),
+    "BERT": (bert, [1, -1], 0.8),
+    "T5's encoder": (lambda: of_transformers("T5EncoderModel", **T5), [1, -1], 0.8),
     "Qwen2, with shared keys": (lambda: small("Qwen2", num_attention_heads=4, head_dim=16), [1, 2, 3, 4], 0.6),
     "Llama, tied, with shared keys": (lambda: llama(num_key_value_heads=1, tie_word_embeddings=True), [1, 2], 0.6),
     "Qwen3, a norm with an epsilon": (lambda: small("Qwen3"), [1, 2], 0.3),
     "Gemma 3, its logits scaled otherwise": (lambda: small("Gemma3Text", query_pre_attn_scalar=8), [1, 2], 0.75),
     "Llama, positions divided by 4": (lambda: small("Llama", **DIVIDED), [1, 2], 0.75),
-    "GPT-J, neighbouring coordinates": (lambda: transformers.GPTJModel(config("GPTJ", **GPT_J)), [1, 2], 0.6),
+    "GPT-J, neighbouring coordinates": (lambda: of_transformers("GPTJModel", **GPT_J), [1, 2], 0.6),
     "Pegasus, embeddings times √d": (lambda: seq2seq("Pegasus", scale_embedding=True).decoder, [1, 2], 0.75),
 }
 
@@ -115,18 +115,16 @@ def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_s
     assert not bounded or "norms of queries and keys bound its logits" in report.warnings[0]
 
 
-@pytest.mark.parametrize("kind", ["BEiT", "Swin, wide windows"])
-def test_heads_of_a_grid_look_left_right_up_and_down(kind):
-    model = seeded(
-        lambda: (
-            timm.models.beit.Beit(**BEIT, use_rel_pos_bias=True)
-            if kind == "BEiT"
-            else timm.models.swin_transformer.SwinTransformer(**SWIN)
-        )
-    )
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, 3, BEIT["img_size"], BEIT["img_size"], generator=generator)
-    images = images if kind == "BEiT" else images[..., :16, :16]
+@pytest.mark.parametrize(
+    ("build", "side"),
+    [
+        (lambda: timm.models.beit.Beit(**BEIT, use_rel_pos_bias=True), 24),
+        (lambda: timm.models.swin_transformer.SwinTransformer(**SWIN), 16),
+    ],
+    ids=["BEiT", "Swin, wide windows"],
+)
+def test_heads_of_a_grid_look_left_right_up_and_down(build, side):
+    model, images = seeded(build), torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
     initialize(model, PreviousToken(), batch=images)
     site = attention_sites(model)[0]
     rows, columns = site.grid
@@ -190,11 +188,8 @@ class TokensFirst(nn.Module):
 
     def __init__(self, transposes):
         super().__init__()
-        self.transposes, self.words, self.pe = (
-            transposes,
-            nn.Embedding(50, DIM),
-            nn.Parameter(torch.zeros(LENGTH, 1, DIM)),
-        )
+        self.transposes, self.words = transposes, nn.Embedding(50, DIM)
+        self.pe = nn.Parameter(torch.zeros(LENGTH, 1, DIM))
         layer = nn.TransformerEncoderLayer(DIM, HEADS, 32, dropout=0.0)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
@@ -330,17 +325,16 @@ REFUSED = [
     (gpt2, PreviousToken([1, 2, 3]), r"3 offsets for the 2 heads of 'h.0.attn'"),
     (gpt2, PreviousToken([96]), r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
     (gpt2, PreviousToken([-1]), r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-    (lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)), PreviousToken(),
+    (lambda: of_transformers("BloomModel", hidden_size=DIM, n_layer=1, n_head=4, **TEXT), PreviousToken(),
      r"'h.0.self_attention' has no positions that are known: .*, and ALiBi is none of these"),
     (encoder, PreviousToken(), r"'layers.0.self_attn' has no positions .* neither absolute, relative nor rotary ones"),
     (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), PreviousToken(),
      r"sees a grid of 4 rows through absolute positions: use Impulse"),
-    (lambda: transformers.ElectraModel(config("Electra", **WIDTH, **TEXT, embedding_size=16)), PreviousToken(),
+    (lambda: of_transformers("ElectraModel", **WIDTH, **TEXT, embedding_size=16), PreviousToken(),
      "'embeddings.position_embeddings.weight' of width 16 reaches its tokens of width 64 through another layer, and"),
     (lambda: gpt2(n_layer=1), Induction(),
      "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two"),
-    (lambda: transformers.BertModel(config("Bert", **WIDTH, **SIZE, **TEXT)), Induction(),
-     "is not causal, so it predicts no next token: use PreviousToken"),
+    (bert, Induction(), "is not causal, so it predicts no next token: use PreviousToken"),
     (encoder, Induction(), "^Induction: 'layers.0.self_attn' has no positions that are known"),
 ]  # fmt: skip
 
@@ -365,13 +359,8 @@ def test_one_row_of_patches_is_a_sequence():
 
 def test_of_two_towers_that_which_cannot_is_skipped_with_the_reason():
     vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**vision, **TEXT, "max_position_embeddings": 16},
-            vision_config={**vision, "image_size": 16, "patch_size": 4},
-            projection_dim=8,
-        )
-    )
+    text, images = {**vision, **TEXT, "max_position_embeddings": 16}, {**vision, "image_size": 16, "patch_size": 4}
+    model = of_transformers("CLIPModel", text_config=text, vision_config=images, projection_dim=8)
     report = initialize(model, PreviousToken())
     assert "use Impulse" in report.skipped["vision_model.encoder.layers.0.self_attn"]
     assert any("text_model" in name for entry in report.changed for name in entry.names)

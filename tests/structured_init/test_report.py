@@ -70,9 +70,8 @@ def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_fil
         tiny_vit(), Compose([KaimingUniform(), Scrambled(Mimetic(qk_alpha=0.1, where="blocks.1.attn"))])
     )
     called = "Scrambled(initializer=Mimetic(qk_alpha=0.1, where='blocks.1.attn'))"
-    assert re.sub(r"\n {2,}", " ", str(report)).startswith(
-        f"Compose(initializers=[KaimingUniform(), {called}]), seed 0: set "
-    )
+    said = f"Compose(initializers=[KaimingUniform(), {called}]), seed 0: set "
+    assert re.sub(r"\n {2,}", " ", str(report)).startswith(said)
     assert "qk_beta=0.7" in report.to_dict()["initializer"]
     assert repr(Compose([Mimetic()])) == f"Compose(initializers=[{Mimetic()!r}])"
     assert initialize(tiny_vit(), Mimetic()).summary().startswith("Mimetic(), seed 0: set ")

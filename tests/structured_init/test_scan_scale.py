@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hosts
 import pytest
 import torch
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import MimeticStateSpace, initialize, state_space_sites
 from structured_init.analysis import implicit_attention
@@ -15,16 +15,13 @@ LATE = "scan output at token 256 (rms)"
 
 
 def mamba(width=128, layers=2):
-    torch.manual_seed(0)
-    return MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=width, num_hidden_layers=layers)).eval()
+    return hosts.mamba(vocab_size=50, hidden_size=width, num_hidden_layers=layers, state_size=16).eval()
 
 
 def mamba2(width=64, heads=4, states=16):
     """By default the network of the recall tables."""
-    torch.manual_seed(0)
     sizes = {"num_heads": heads, "head_dim": 2 * width // heads, "n_groups": 1, "state_size": states, "chunk_size": 32}
-    config = Mamba2Config(vocab_size=50, hidden_size=width, num_hidden_layers=2, **sizes)
-    return Mamba2ForCausalLM(config).eval()
+    return hosts.mamba2(vocab_size=50, hidden_size=width, num_hidden_layers=2, **sizes).eval()
 
 
 def outputs(model, tokens):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import transformers
+from hosts import of_transformers
 from safetensors.torch import save_file
 from torch import nn
 
@@ -91,17 +91,9 @@ def test_weights_that_are_tied_are_taken_once():
 
 
 def llama(width, layers, seed):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=3 * width,
-        vocab_size=11,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config)
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 3 * width, "vocab_size": 11, "tie_word_embeddings": True, "pad_token_id": 0}
+    return of_transformers("LlamaForCausalLM", seed, **sizes)
 
 
 class Wrapped(nn.Module):

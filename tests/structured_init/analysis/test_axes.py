@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from hosts import alone, of_transformers
 from timm.layers.halo_attn import HaloAttn
 from timm.models import (
     cait,
@@ -22,15 +22,6 @@ from structured_init import AttentionLayout, Projection, StructuredInitError, re
 from structured_init.analysis import NoAttentionError, capture_attention
 from structured_init.hosts.known import ATTENTION
 from structured_init.hosts.watching.records import MapAt
-
-
-class Host(nn.Module):
-    def __init__(self, attn, *more):
-        super().__init__()
-        self.attn, self.more = attn, more
-
-    def forward(self, x):
-        return self.attn(x, *self.more)
 
 
 def randomized(module, std=0.4):
@@ -77,12 +68,12 @@ def test_a_sample_has_the_same_maps_alone_as_in_its_batch(name, fused):
     attention = randomized(attention)
     if not fused and hasattr(attention, "fused_attn"):
         attention.fused_attn = False
-    maps = capture_attention(Host(attention), x)["attn"]
+    maps = capture_attention(alone(attention), x)["attn"]
     assert maps.shape == (3 * windows, heads, queries, keys)
     torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]))
     for i in range(3):
-        alone = capture_attention(Host(attention), x[i : i + 1])["attn"]
-        torch.testing.assert_close(maps[i * windows : (i + 1) * windows], alone)
+        single = capture_attention(alone(attention), x[i : i + 1])["attn"]
+        torch.testing.assert_close(maps[i * windows : (i + 1) * windows], single)
     assert not torch.allclose(maps[:windows], maps[windows : 2 * windows], atol=1e-3)
 
 
@@ -91,7 +82,7 @@ def test_nests_maps_are_those_of_the_definition_block_by_block(fused):
     attention, x, _ = FAMILIES["NesT"]()
     attention = randomized(attention)
     attention.fused_attn = fused
-    maps = capture_attention(Host(attention), x)["attn"]
+    maps = capture_attention(alone(attention), x)["attn"]
     query, key, _ = attention.qkv(x).double().chunk(3, dim=-1)
     for i in range(3):
         for block in range(4):
@@ -106,14 +97,14 @@ def test_caits_map_is_the_one_behind_its_second_mixing():
     query, key, _ = attention.qkv(x).chunk(3, dim=-1)
     logits = torch.stack([query[..., h : h + 4] @ key[..., h : h + 4].mT / 2 for h in (0, 4)], dim=-1)
     expected = attention.proj_w(attention.proj_l(logits).softmax(-2)).movedim(-1, 1)
-    torch.testing.assert_close(capture_attention(Host(attention), x)["attn"], expected.detach())
+    torch.testing.assert_close(capture_attention(alone(attention), x)["attn"], expected.detach())
 
 
 def test_convits_two_halves_are_one_map():
     attention, x = randomized(convit.GPSA(8, num_heads=2)), sample(3, 9, 8)
     attention(x)  # builds the relative positions
     expected = attention.get_attention(x).detach()
-    maps = capture_attention(Host(attention), x)
+    maps = capture_attention(alone(attention), x)
     assert list(maps) == ["attn"]
     torch.testing.assert_close(maps["attn"], expected)
 
@@ -129,11 +120,9 @@ TEXT = {
 
 
 def test_the_column_of_gpt_oss_sink_is_cut_off():
-    config = transformers.GptOssConfig(
-        **TEXT, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1
-    )
-    torch.manual_seed(0)
-    model = transformers.GptOssModel._from_config(config, attn_implementation="eager").eval()
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    sizes |= {"num_local_experts": 2, "num_experts_per_tok": 1}
+    model = of_transformers("GptOssModel", 0, **TEXT, **sizes, attn_implementation="eager").eval()
     ids = torch.arange(3, 27).view(2, 12)
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions
@@ -143,9 +132,7 @@ def test_the_column_of_gpt_oss_sink_is_cut_off():
 
 
 def test_longformers_maps_are_its_own_in_chunks_of_queries():
-    torch.manual_seed(0)
-    config = transformers.LongformerConfig(**TEXT, num_attention_heads=4, attention_window=4)
-    model = transformers.LongformerModel(config).eval()
+    model = of_transformers("LongformerModel", 0, **TEXT, num_attention_heads=4, attention_window=4).eval()
     ids = torch.arange(3, 27).view(2, 12)
     with torch.no_grad():
         expected = model(ids, output_attentions=True).attentions  # (B, H, N, keys from two before to two behind)
@@ -168,14 +155,14 @@ CHANNELS = {
 @pytest.mark.parametrize("name", CHANNELS)
 def test_attention_between_channels_is_refused(name):
     with pytest.raises(NoAttentionError, match="captured: attn: it attends between channels, not between tokens"):
-        capture_attention(Host(CHANNELS[name]()), sample(3, 9, 12))
+        capture_attention(alone(CHANNELS[name]()), sample(3, 9, 12))
 
 
 def test_as_many_tokens_as_channels_of_a_head_are_still_tokens():
     attention = vision_transformer_sam.Attention(12, num_heads=3)
-    assert capture_attention(Host(attention), sample(2, 2, 2, 12))["attn"].shape == (2, 3, 4, 4)
+    assert capture_attention(alone(attention), sample(2, 2, 2, 12))["attn"].shape == (2, 3, 4, 4)
     mixed = cait.TalkingHeadAttn(8, 2)
-    assert capture_attention(Host(mixed), sample(3, 4, 8))["attn"].shape == (3, 2, 4, 4)
+    assert capture_attention(alone(mixed), sample(3, 4, 8))["attn"].shape == (3, 2, 4, 4)
 
 
 def test_layers_that_are_refused_beside_others_are_named_in_a_warning():
@@ -215,7 +202,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_the_map_is_what_is_multiplied_with_the_values_in_whatever_way(name):
-    x, host = sample(3, 5, 8), Host(Written(torch.tril, PRODUCTS[name]))
+    x, host = sample(3, 5, 8), alone(Written(torch.tril, PRODUCTS[name]))
     heads = host.attn.heads(x).unflatten(-1, (2, -1)).movedim(-2, 1)
     expected = (heads @ heads.mT).softmax(-1).tril()
     torch.testing.assert_close(capture_attention(host, x)["attn"], expected.detach())
@@ -308,7 +295,7 @@ class HeadsFirst(nn.Module):
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("samples", [1, 3, 4, 8])
 def test_maps_stored_heads_first_are_those_stored_samples_first_also_with_as_many_samples_as_heads(samples, fused):
-    first, second = Host(HeadsFirst(True, fused)), Host(HeadsFirst(False, fused))
+    first, second = alone(HeadsFirst(True, fused)), alone(HeadsFirst(False, fused))
     second.load_state_dict(first.state_dict())
     x = sample(samples, 5, 16)
     torch.testing.assert_close(capture_attention(first, x)["attn"], capture_attention(second, x)["attn"])
@@ -319,7 +306,7 @@ def test_maps_of_a_registered_class_may_be_stored_heads_first(monkeypatch):
         inputs = (Projection(module.qkv.weight, 4, 4, start=start) for start in (0, 16, 32))
         return AttentionLayout(*inputs, Projection(module.proj.weight, 4, 4, axis=1))
 
-    first, second = Host(HeadsFirst(True, fused=False)), Host(HeadsFirst(False, fused=False))
+    first, second = alone(HeadsFirst(True, fused=False)), alone(HeadsFirst(False, fused=False))
     second.load_state_dict(first.state_dict())
     x = sample(4, 5, 16)
     monkeypatch.setattr(ATTENTION, "_describe", dict(ATTENTION._describe))

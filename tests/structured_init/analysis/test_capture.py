@@ -19,9 +19,8 @@ def images():
 
 
 @pytest.fixture
-def vit():
-    torch.manual_seed(0)
-    return VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5)
+def vit(tiny_vit):
+    return tiny_vit(img_size=16, patch_size=4, embed_dim=24, num_heads=3)
 
 
 def assert_maps_equal(maps, expected, atol=1e-6):

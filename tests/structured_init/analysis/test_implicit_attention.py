@@ -5,24 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+from hosts import mamba, mamba2
 from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import capture_attention, implicit_attention, implicit_maps, summarize
-
-SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "state_size": 4}
-
-
-def mamba(**changes):
-    torch.manual_seed(0)
-    return MambaForCausalLM(MambaConfig(**{**SMALL, **changes})).double().eval()
-
-
-def mamba2(**changes):
-    torch.manual_seed(0)
-    sizes = {"num_heads": 4, "head_dim": 6, "n_groups": 2, "chunk_size": 4}
-    return Mamba2ForCausalLM(Mamba2Config(**{**SMALL, **sizes, **changes})).double().eval()
 
 
 def output(mixer, hidden, matrices, scanned):
@@ -37,7 +24,7 @@ def output(mixer, hidden, matrices, scanned):
 @pytest.mark.parametrize("start", [None, MimeticStateSpace()])
 @pytest.mark.parametrize(("build", "heads"), [(mamba, 24), (mamba2, 4)])
 def test_the_matrices_times_the_inputs_are_the_layer_s_output(build, heads, start):
-    model = build()
+    model = build(num_hidden_layers=2).double().eval()
     if start is not None:
         initialize(model, start)
     mixer = model.backbone.layers[1].mixer
@@ -49,7 +36,7 @@ def test_the_matrices_times_the_inputs_are_the_layer_s_output(build, heads, star
 
 
 def test_padding_on_the_left_takes_no_part():
-    mixer = mamba2().backbone.layers[0].mixer
+    mixer = mamba2().double().eval().backbone.layers[0].mixer
     hidden, mask = torch.randn(1, 7, 12, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     matrices, scanned = implicit_attention(mixer, hidden, mask)
     assert not matrices[..., :2].any()
@@ -59,7 +46,7 @@ def test_padding_on_the_left_takes_no_part():
 
 @pytest.mark.parametrize(("build", "maps"), [(mamba, 8), (mamba2, 4)])
 def test_state_space_layers_are_captured_like_any_attention(build, maps):
-    model, tokens = build(), torch.arange(14).view(2, 7) % 11
+    model, tokens = build(num_hidden_layers=2).double().eval(), torch.arange(14).view(2, 7) % 11
     captured = capture_attention(model, tokens)
     assert list(captured) == ["backbone.layers.0.mixer", "backbone.layers.1.mixer"]
     for layer in captured.values():
@@ -70,7 +57,7 @@ def test_state_space_layers_are_captured_like_any_attention(build, maps):
 
 
 def test_a_map_of_mamba_is_the_mean_over_its_channels():
-    mixer = mamba().backbone.layers[0].mixer
+    mixer = mamba().double().eval().backbone.layers[0].mixer
     hidden = torch.randn(1, 6, 12, dtype=torch.float64)
     matrices, _ = implicit_attention(mixer, hidden)
     expected = matrices.unflatten(1, (3, 8)).mean(2).abs()

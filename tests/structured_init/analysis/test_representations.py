@@ -1,6 +1,5 @@
 import pytest
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init.analysis import gram_matrices
@@ -12,11 +11,8 @@ def images():
 
 
 @pytest.fixture
-def vit():
-    torch.manual_seed(0)
-    return VisionTransformer(
-        img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, num_classes=5, drop_rate=0.1
-    )
+def vit(tiny_vit):
+    return tiny_vit(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, drop_rate=0.1)
 
 
 def centred_gram(features: torch.Tensor) -> torch.Tensor:

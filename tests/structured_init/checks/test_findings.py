@@ -11,12 +11,14 @@ import pytest
 import timm
 import torch
 import torchvision
-import transformers
+from hosts import of_transformers
 from torch import nn
 
 from structured_init.analysis import Audit, audit
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
+
+WORDS = {"vocab_size": 60, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def problems(found: Audit) -> list[str]:
@@ -32,15 +34,11 @@ def vit(**changes) -> nn.Module:
 
 
 def gpt2(layers: int = 3) -> nn.Module:
-    config = transformers.GPT2Config(
-        n_embd=32, n_layer=layers, n_head=4, vocab_size=60, bos_token_id=0, eos_token_id=0, n_positions=32
-    )
-    return transformers.GPT2LMHeadModel(config)
+    return of_transformers("GPT2LMHeadModel", n_embd=32, n_layer=layers, n_head=4, n_positions=32, **WORDS)
 
 
 def mamba() -> nn.Module:
-    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=60)
-    return transformers.MambaForCausalLM(config)
+    return of_transformers("MambaForCausalLM", hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=60)
 
 
 HEALTHY = {
@@ -50,8 +48,8 @@ HEALTHY = {
         torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [2, 1, 1, 1]), torch.randn(4, 3, 32, 32)
     ),
     "GPT-2": lambda: (gpt2(), None),
-    "Llama": lambda: (transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)), None),
-    "BERT": lambda: (transformers.BertModel(transformers.BertConfig(**SMALL)), None),
+    "Llama": lambda: (of_transformers("LlamaForCausalLM", **SMALL), None),
+    "BERT": lambda: (of_transformers("BertModel", **SMALL), None),
     "Mamba": lambda: (mamba(), None),
     "LSTM": lambda: (nn.LSTM(32, 32, 2), torch.randn(3, 2, 32)),
 }  # fmt: skip
@@ -148,8 +146,7 @@ def test_a_dead_relu_is_found_by_its_gradient():
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression", "single_label_classification"])
 def test_the_first_loss_is_of_a_model_that_chooses_one_class(problem):
-    config = transformers.BertConfig(**SMALL, num_labels=5, problem_type=problem)
-    found = audit(transformers.BertForSequenceClassification(config))
+    found = audit(of_transformers("BertForSequenceClassification", **SMALL, num_labels=5, problem_type=problem))
     assert (found.loss is not None) == problem.startswith("single")
 
 
@@ -178,7 +175,7 @@ def test_residual_branches_of_zeros_are_not_dead():
 
 @pytest.mark.parametrize(("times", "count"), [(80, 1), (60, 0)])  # of σ 0.02: up to 8/√32 is spared
 def test_matrices_far_beyond_what_is_usual_for_their_shape_are_found(times, count):
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "intermediate_size": 512}))
+    model = of_transformers("LlamaForCausalLM", **{**SMALL, "intermediate_size": 512})
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.down_proj.weight.mul_(times)

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 import pytest
 import torch
-from hosts import Does, seeded
+from hosts import Does, of_transformers, seeded
 from timm.models.convmixer import ConvMixer
 from timm.models.vision_transformer import Block, VisionTransformer
-from transformers import (
-    GPT2Config,
-    GPT2Model,
-    LlamaConfig,
-    LlamaModel,
-    Mamba2Config,
-    Mamba2Model,
-    MambaConfig,
-    MambaModel,
-    T5Config,
-    T5EncoderModel,
-)
 
 from structured_init import (
     Compose,
@@ -63,12 +52,8 @@ def unfused_vit():
     return model
 
 
-def gpt2():
-    return GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32, vocab_size=11))
-
-
 def grouped_llama():
-    return LlamaModel(LlamaConfig(**TEXT, num_key_value_heads=2))
+    return of_transformers("LlamaModel", **TEXT, num_key_value_heads=2)
 
 
 def pair(make, initializer: Initializer, seed=1):
@@ -124,8 +109,7 @@ def test_values_that_were_not_written_are_not_touched():
 
 
 def t5():
-    config = T5Config(vocab_size=11, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_heads=4)
-    return T5EncoderModel(config)
+    return of_transformers("T5EncoderModel", vocab_size=11, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_heads=4)
 
 
 @pytest.mark.parametrize("make", [grouped_llama, t5])
@@ -262,7 +246,7 @@ def test_sharpened_says_in_one_line_what_it_cannot_do():
 
 
 def test_what_was_measured_of_a_state_space_is_measured_of_what_stands_there_after_scrambling():
-    model = seeded(lambda: Mamba2Model(Mamba2Config(**MAMBA)))
+    model = of_transformers("Mamba2Model", 0, **MAMBA)
     report = initialize(model, Scrambled(MimeticStateSpace()), seed=0)
     for site in state_space_sites(model):
         measured = report.measures[site.name]
@@ -289,7 +273,7 @@ def test_attention_over_other_tokens_is_turned_too():
 
 def test_of_a_matrix_that_state_spaces_share_only_what_was_written_is_turned():
     def parts(initializer):
-        model = seeded(lambda: Mamba2Model(Mamba2Config(**MAMBA, vocab_size=11, expand=2)))
+        model = of_transformers("Mamba2Model", 0, **MAMBA, vocab_size=11, expand=2)
         initialize(model, initializer, seed=0)
         return model.layers[0].mixer.in_proj.weight.detach().split([32, 32, 4, 4, 4])
 
@@ -305,8 +289,9 @@ def test_of_a_matrix_that_state_spaces_share_only_what_was_written_is_turned():
 
 
 def test_what_a_baseline_wrote_of_a_state_space_is_not_turned():
-    config = MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, vocab_size=11)
-    arm, control = pair(lambda: MambaModel(config), Compose([MambaReference(), MimeticStateSpace(step=False)]))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "vocab_size": 11}
+    build = partial(of_transformers, "MambaModel", **sizes)
+    arm, control = pair(build, Compose([MambaReference(), MimeticStateSpace(step=False)]))
     one, two = (model.layers[0].mixer for model in (arm, control))
     assert torch.equal(one.dt_proj.weight, two.dt_proj.weight)
     assert not torch.equal(one.x_proj.weight, two.x_proj.weight)

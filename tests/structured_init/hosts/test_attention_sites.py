@@ -63,16 +63,6 @@ def test_reading_gives_a_copy(tiny_vit):
     assert torch.equal(model.blocks[0].attn.qkv.weight, before)
 
 
-def test_two_towers_keep_their_own_grids(tiny_vit):
-    model = nn.ModuleDict({"eye": tiny_vit(), "other": tiny_vit(img_size=(4, 12), reg_tokens=1, depth=1)})
-    found = {site.name: (site.grid, site.prefix_tokens) for site in attention_sites(model)}
-    assert found == {
-        "eye.blocks.0.attn": ((4, 4), 1),
-        "eye.blocks.1.attn": ((4, 4), 1),
-        "other.blocks.0.attn": ((2, 6), 2),
-    }
-
-
 def test_the_innermost_known_model_says_what_the_tokens_are(tiny_vit):
     class Outer(nn.Module):
         def __init__(self):

@@ -617,12 +617,8 @@ class Documents(nn.Module):
         return self.document(x + self.places[1](torch.arange(4)))
 
 
-@pytest.fixture
-def sentences():
-    return torch.randint(1, 11, (2, 4, 9), generator=torch.Generator().manual_seed(0))
-
-
-def test_tables_in_a_list_of_their_own_are_found(sentences):
+def test_tables_in_a_list_of_their_own_are_found():
+    sentences = torch.randint(1, 11, (2, 4, 9), generator=torch.Generator().manual_seed(0))
     weights = Weights(Documents(), batch=sentences)
     tables = [attention_positions(site, weights).absolute for site in attention_sites(weights)]
     assert [(table.name.split(".")[1], table.num_tokens) for table in tables] == [("0", 9), ("1", 4)]

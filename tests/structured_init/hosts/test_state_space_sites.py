@@ -46,23 +46,14 @@ ZAMBA2 = {
     "hidden_size": D, "n_mamba_heads": 4, "mamba_headdim": 4, "mamba_d_state": STATES, "mamba_ngroups": 2,
     "mamba_d_conv": 3, "mamba_expand": 2, "chunk_size": 4,
 }  # fmt: skip
+OF_MAMBA2 = {"hidden_size": D, "num_heads": 4, "head_dim": 4, "state_size": STATES}
+OF_MAMBA2 |= {"n_groups": 2, "conv_kernel": 3, "chunk_size": 4}
 ONE = {
     MambaMixer: ("MambaConfig", {"hidden_size": D, "state_size": STATES, "time_step_rank": 2, "use_bias": True}),
     JambaMambaMixer: ("JambaConfig", {"hidden_size": D, "mamba_d_state": STATES, "mamba_dt_rank": 2}),
 }
 TWO = {
-    Mamba2Mixer: (
-        "Mamba2Config",
-        {
-            "hidden_size": D,
-            "num_heads": 4,
-            "head_dim": 4,
-            "state_size": STATES,
-            "n_groups": 2,
-            "conv_kernel": 3,
-            "chunk_size": 4,
-        },
-    ),
+    Mamba2Mixer: ("Mamba2Config", OF_MAMBA2),
     FalconH1Mixer: ("FalconH1Config", {**MAMBA2, "mamba_d_ssm": 16, "ssm_in_multiplier": 0.5, "mamba_rms_norm": True}),
     NemotronHMamba2Mixer: ("NemotronHConfig", NEMOTRON),
     Zamba2MambaMixer: ("Zamba2Config", ZAMBA2),

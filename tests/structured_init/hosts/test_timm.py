@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hosts import alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers import Attention, AttentionRope
@@ -98,20 +99,9 @@ LAYERS = {
 }
 
 
-class Host(nn.Module):
-    """A model of one layer."""
-
-    def __init__(self, attn):
-        super().__init__()
-        self.attn = attn
-
-    def forward(self, x):
-        return self.attn(x)
-
-
 def build(kind, heads, head_dim, extra, seed):
     torch.manual_seed(seed)
-    model = Host(LAYERS[kind](heads, head_dim, extra))
+    model = alone(LAYERS[kind](heads, head_dim, extra))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
     return model

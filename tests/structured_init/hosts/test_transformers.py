@@ -119,9 +119,8 @@ def test_a_layers_output_is_that_of_the_four_matrices(attend, without_biases, ki
         module, x = site.module, torch.randn(2, 5, site.embed_dim, dtype=torch.float64)
         known = {"norms": (getattr(module, "q_norm", None), getattr(module, "k_norm", None))}
         inner = module.self if kind in ("bert", "roberta") else module
-        masked = (
-            "attention_mask" in inspect.signature(inner.forward).parameters
-        )  # in transformers 5.17 DINOv2 takes none
+        # in transformers 5.17 DINOv2 takes none
+        masked = "attention_mask" in inspect.signature(inner.forward).parameters
         arguments = {"attention_mask": None} if masked else {}
         if kind in ROTARY:
             turned = getattr(module, "rotary_ndims", site.head_dim)
