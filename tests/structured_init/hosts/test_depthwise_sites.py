@@ -9,9 +9,37 @@ from torch import nn
 
 from structured_init import FilterCovariance, SpatialFilters, StructuredInitError, depthwise_conv_sites, initialize
 
+TIMM = {
+    "convmixer": lambda: timm.models.convmixer.ConvMixer(8, 5, kernel_size=(3, 5), patch_size=2, num_classes=3),
+    "mobilenet": lambda: timm.create_model("mobilenetv3_small_050", num_classes=3),
+}
 
-def convmixer():
-    return timm.models.convmixer.ConvMixer(8, 5, kernel_size=(3, 5), patch_size=2, num_classes=3)
+
+def one_channel_each(module):
+    """Whether every output depends on a single one of several inputs, seen by its gradient at full size."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or module.in_channels < 2:
+        return False
+    seen = [set() for _ in range(module.out_channels)]
+    size = (16,) * (module.weight.ndim - 2)
+    x = torch.ones(1, module.in_channels, *size, requires_grad=True)
+    y = module(x)[0].flatten(1).sum(dim=1)
+    for output in sorted({0, len(y) // 2, len(y) - 1}):
+        (gradient,) = torch.autograd.grad(y[output], x, retain_graph=True)
+        seen[output] = set(gradient[0].flatten(1).any(dim=1).nonzero().flatten().tolist())
+        if len(seen[output]) > 1:
+            return False
+    return module.weight[0, 0].numel() > 1
+
+
+@pytest.mark.parametrize("host", TIMM)
+def test_the_sites_are_the_layers_whose_outputs_depend_on_one_input_each(host):
+    torch.manual_seed(0)
+    model = TIMM[host]()
+    expected = [name for name, module in model.named_modules() if one_channel_each(module)]
+    sites = depthwise_conv_sites(model)
+    assert [site.name for site in sites] == expected
+    assert len(sites) > 3
+    assert [site.depth for site in sites] == pytest.approx([i / (len(sites) - 1) for i in range(len(sites))])
 
 
 @pytest.mark.parametrize(
@@ -45,7 +73,7 @@ def test_what_is_not_depthwise_is_no_site(layer):
 
 
 def test_depth_counts_every_layer_whatever_is_selected():
-    model = convmixer()
+    model = TIMM["convmixer"]()
     assert [site.depth for site in depthwise_conv_sites(model, "blocks.[34].*")] == [0.75, 1.0]
     assert [site.name for site in depthwise_conv_sites(model, lambda site: site.depth < 0.3)] == [
         "blocks.0.0.fn.0",
@@ -69,7 +97,7 @@ def test_no_site_is_one_line_that_says_what_the_model_has():
     with pytest.raises(StructuredInitError, match=said):
         initialize(nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)), SpatialFilters())
     with pytest.raises(StructuredInitError, match=r"selects none of the 5 depthwise convolutions \(blocks.0.0.fn.0, "):
-        initialize(convmixer(), SpatialFilters(where="block.1"))
+        initialize(TIMM["convmixer"](), SpatialFilters(where="block.1"))
 
 
 def test_a_depthwise_layer_of_another_class_is_named_with_the_reason():
