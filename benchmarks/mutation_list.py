@@ -219,7 +219,7 @@ MUTATIONS = [
         OF_WATCH,
     ),
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
-    Mutation(f"{WATCHING}/tables.py", "if fixed and isinstance(source, Product):", "if False:", OF_SEEN),
+    Mutation(f"{WATCHING}/tables.py", "if isinstance(source, Product):", "if False:", OF_SEEN),
     Mutation(f"{WATCHING}/forward_pass.py", "**dict.fromkeys(FILLS, WatchMode._fill),", "", OF_WATCH),
     Mutation(f"{WATCHING}/records.py", "if outer == 1:  # samples behind", "if False:  # samples behind", OF_CAPTURE),
     Mutation(

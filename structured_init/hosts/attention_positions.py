@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.positions import (
-    FOUND_BY_WATCHING,
     PositionSite,
     enclosing,
+    found_by_watching,
     known_tokens,
     position_sites,
     token_layouts,
@@ -102,16 +102,14 @@ def positions_elsewhere(site: AttentionSite, weights: Weights) -> str:
     table = _table_around(site, weights)
     if table is not None and (why := not_of(table, site, weights)):
         return why
-    tokens = token_layouts(weights)
-    places = (enclosing(tokens, each.name) for each in attention_sites(weights, cross=True))
-    seen = {id(each.positions) for each in places if each is not None}
-    tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if id(each.tensor) not in seen)
-    why_unknown = known_tokens(weights).why_unknown
-    if why_unknown or not tables:
-        return why_unknown or ""
-    return (
-        f"positions of {tables} are registered for a module that does not contain the attention: register the class"
-        f" around both{FOUND_BY_WATCHING if weights.batch is None else ''}"
+    if why_unknown := known_tokens(weights).why_unknown:
+        return why_unknown
+    places = (_table_around(each, weights) for each in attention_sites(weights, cross=True))
+    held = {each.name for each in places if each is not None}
+    tables = ", ".join(f"'{each.name}'" for each in position_sites(weights) if each.name not in held)
+    return tables and (
+        f"which layers the positions of {tables} are for was not seen: register the class around them and the attention"
+        f"{found_by_watching(weights)}"
     )
 
 

@@ -5,10 +5,10 @@ Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -37,8 +37,8 @@ NOT_TOLD_APART = (
     "of the tables that are added to tokens, {}, it was not seen which layers each is for: describe them with "
     "structured_init.register_positions, for Positions to write them"
 )
-FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
+Known = TypeVar("Known")
 Describe = Callable[[Any], TokenLayout | Sequence[TokenLayout] | None]
 
 
@@ -148,14 +148,7 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
 def known_tokens(weights: Weights) -> KnownTokens:
     """Return what is known of a model's tokens and their positions."""
     known_so_far = lambda: (TOKENS.version, weights.view.seen is None)  # noqa: E731
-    return weights.view.search_once("tokens", known_so_far, lambda: _search_tokens(weights))
-
-
-def _search_tokens(weights: Weights) -> KnownTokens:
-    known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
-    said = {name: describe(module) for name, module, describe in known if describe is not None}
-    described = {name: [of] if isinstance(of, TokenLayout) else list(of or ()) for name, of in said.items()}
-    return _Search(weights, described).result()
+    return weights.view.search_once("tokens", known_so_far, lambda: _Search(weights).result())
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
@@ -170,12 +163,14 @@ def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: An
     if not isinstance(model, Weights):
         return sought_position_sites(Weights(model, batch=batch), where)
     weights = model
-    found = token_layouts(weights).values()  # several lists of layers may have one table
-    layouts = {id(layout.positions): layout for layout in found if layout.positions is not None}.values()
-    sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
     for say, *what in known_tokens(weights).remarks:  # to those alone who ask for positions
         say(weights, *what)
-    return [site for site in sites if selects(where, site.name, site)]
+    sites = {}  # several lists of layers may have one table
+    for layout in token_layouts(weights).values():
+        if layout.positions is not None:
+            name = weights.names(layout.positions)[0]
+            sites[name] = PositionSite(name, layout, weights)
+    return [site for name, site in sites.items() if selects(where, name, site)]
 
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
@@ -186,10 +181,15 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
     return position_sites(weights, where)
 
 
+def found_by_watching(weights: Weights) -> str:
+    """Say how a table would be found, to end a message with; "" where a batch was given."""
+    return "; given a batch, as batch=…, one forward pass finds a learned table" if weights.batch is None else ""
+
+
 def no_positions(weights: Weights) -> str:
     """Say that a model has no positions that are known, and how they would be found where it could not be run."""
-    found_on_a_batch = FOUND_BY_WATCHING if "batch=" in (weights.seen.why_not or "") else ""
-    return known_tokens(weights).why_unknown or NO_POSITIONS + found_on_a_batch
+    could_not_run = "batch=" in (weights.seen.why_not or "")
+    return known_tokens(weights).why_unknown or NO_POSITIONS + could_not_run * found_by_watching(weights)
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
@@ -207,13 +207,13 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         raise StructuredInitError(f"{who}: {why_unknown}")
     raise StructuredInitError(
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}: describe the model"
-        f" with structured_init.register_positions{FOUND_BY_WATCHING if weights.batch is None else ''}"
+        f" with structured_init.register_positions{found_by_watching(weights)}"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table that a pass has shown to be added to tokens.
+    """A table that somebody described, or that a pass has shown to be added to tokens.
 
     Attributes:
         name: the parameter's or buffer's name.
@@ -242,164 +242,158 @@ class _Search:
     of lists of layers.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
-    as many square patches, or a square of that many, which the report says. Where there are as many dates as patches,
-    those are a grid that are added once for each image. Class and register tokens are those that are parameters
-    themselves; with one behind the patches the table is left alone. One that is longer than the tokens, where no
-    convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
+    as many square patches, or a square of that many, which the report says. Class and register tokens are those that
+    are parameters themselves; with one behind the patches the table is left alone. One that is longer than the tokens,
+    where no convolution gave a grid, is that of a sequence, such as the frames of a spectrogram.
     """
 
-    def __init__(self, weights: Weights, described: Mapping[str, list[TokenLayout]]) -> None:
-        self.weights, self.described = weights, described
+    def __init__(self, weights: Weights) -> None:
+        self.weights, self.seen = weights, weights.seen
+        self.added = {id(each.parameter) for each in self.seen.added}
         self.known: dict[str, TokenLayout] = {}
-        for name, several in described.items():
-            for each in several:
-                alone = len(several) == 1 or each.positions is None
-                self.known[name if alone else weights.names(each.positions)[0]] = each
-        self.tables = self._seen_tables()
-        self.unseen = self._unseen_tables()
-        self.candidates = {layer.name: self._tables_of(layer) for layer in weights.seen.layers}
-        self.placed: dict[str, Table] = {}  # by the name of the module that it holds in
+        self.tables: dict[int, Table] = {}  # by identity
+        self.unseen: dict[str, list[Table]] = {}  # by the module that they are described for
+        self.taken: set[int] = set()  # tables that were described, or that a layer may have, by identity
         self.why_unknown: str | None = None
         self.remarks: list[tuple] = []
 
     def result(self) -> KnownTokens:
         """Return what is known, and what there is to say of it."""
-        seen = self.weights.seen
-        if self.weights.can_ask and seen.why_not:
-            why = f"{seen.why_not}; so no learned table of positions was found"
+        if self.weights.can_ask and self.seen.why_not:
+            why = f"{self.seen.why_not}; so no learned table of positions was found"
             self.why_unknown = f"{why}: structured_init.register_positions describes one"
-        for table in self.tables.values():
-            if table.layout is None:
-                self.remarks.append((Weights.skip, table.name, NOT_IN_ORDER))
-                self.why_unknown = f"'{table.name}' is {NOT_IN_ORDER}"
-        for layer in seen.layers:
-            self._place(layer.name, self.candidates[layer.name], layer.length)
-        self._place_unreached()
-        for table in dict.fromkeys(self.placed.values()):
+        for name, module in self.weights.modules.items():
+            describe = TOKENS.find(module)
+            if describe is not None:
+                self._describe(name, describe(module))
+        self._find_added()
+        placed = self._place({layer.name: self._table_of(layer) for layer in self.seen.layers})
+        for table in placed.values():
             self.remarks.append((Weights.note, table.name, table.note))
-        layouts = self.known | {name: table.layout for name, table in self.placed.items()}
-        if not layouts and seen.resized:
-            self.why_unknown = f"'{self.weights.names(seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
+        layouts = self.known | {name: table.layout for name, table in placed.items()}
+        if not layouts and self.seen.resized:
+            self.why_unknown = f"'{self.weights.names(self.seen.resized[0])[0]}' is {NOT_AS_IT_IS}"
         return KnownTokens(layouts, self.why_unknown, list(dict.fromkeys(self.remarks)))
 
-    def _seen_tables(self) -> dict[int, Table]:
-        """Return the tables that were added to tokens, by identity."""
-        seen = self.weights.seen.added
-        added, tables = {id(each.parameter) for each in seen}, {}
-        stacks = {name: module for name, module in self.weights.modules.items() if is_stack(module)}
-        own = {name: {id(held) for held in module.parameters()} for name, module in stacks.items()}
-        layers = [name for name, held in own.items() if not held or held - added]  # no list of tables
-        for each in seen:
+    def _describe(self, home: str, said: TokenLayout | Sequence[TokenLayout] | None) -> None:
+        """Take note of what somebody said of a module: of several tables, each stands under its own name."""
+        layouts = [said] if isinstance(said, TokenLayout) else said or []
+        self.unseen[home] = []
+        for layout in layouts:
+            if layout.positions is None:
+                self.known[home] = layout
+                continue
+            table, name = id(layout.positions), self.weights.names(layout.positions)[0]
+            self.known[home if len(layouts) == 1 else name] = layout
+            rows = layout.positions.numel() // layout.positions.shape[layout.features]
+            self.tables[table] = Table(name, layout, rows - layout.first + layout.prefix_tokens)
+            self.taken.add(table)
+            if table not in self.added:
+                self.unseen[home].append(self.tables[table])
+
+    def _find_added(self) -> None:
+        """Take note of the tables that were added to tokens outside of lists of layers."""
+        layers = []
+        for name, module in self.weights.modules.items():
+            if is_stack(module) and {id(held) for held in module.parameters()} - self.added:  # no list of tables
+                layers.append(name)
+        for each in self.seen.added:
             name = self.weights.names(each.parameter)[0]
-            around = [self.described[home] for home in outwards(name) if home in self.described]
-            said_to_have_none = around and all(layout.positions is None for layout in around[0])
+            around = enclosing(self.known, name)
+            said_to_have_none = around is not None and around.positions is None
             if not said_to_have_none and not any(within(name, list_) for list_ in layers):
-                tables[id(each.parameter)] = self._describe(each, name)
-        return tables
+                self.tables[id(each.parameter)] = self._table_from(each, name)
 
-    def _unseen_tables(self) -> dict[int, Table]:
-        """Return the tables that are described and were not seen to be added, by identity."""
-        tables = {}
-        for layout in self.known.values():
-            if layout.positions is not None and id(layout.positions) not in self.tables:
-                rows = layout.positions.numel() // layout.positions.shape[layout.features]
-                tokens = prod(layout.grid) + layout.prefix_tokens if layout.grid else rows
-                tables[id(layout.positions)] = Table(self.weights.names(layout.positions)[0], layout, tokens)
-        return tables
-
-    def _describe(self, seen: Added, name: str) -> Table:
+    def _table_from(self, seen: Added, name: str) -> Table:
         """Return what a pass says of a table; one that somebody described keeps its layout."""
         tokens, note = seen.prefix + seen.tokens + seen.after, f"seen to be added to the tokens: {seen.given} tokens"
-        for layout in self.known.values():
-            if layout.positions is seen.parameter:
-                return Table(name, layout, tokens, note)
+        if id(seen.parameter) in self.tables:
+            return replace(self.tables[id(seen.parameter)], tokens=tokens, note=note)
         rows = seen.parameter.numel() // seen.width
         cut = seen.grid is None and not seen.after and rows > seen.first + seen.tokens  # for longer rows of tokens
         if not seen.image or not seen.tokens or cut:
             layout = TokenLayout(None, positions=seen.parameter, first=seen.row, features=seen.features)
             return Table(name, layout, tokens, note)
         if rows != seen.first + seen.tokens or seen.after:
+            self.remarks.append((Weights.skip, name, NOT_IN_ORDER))
+            self.why_unknown = f"'{name}' is {NOT_IN_ORDER}"
             return Table(name, None, tokens)
-        grid, more = self._grid(seen, name)
+        note = f"seen to be added to the tokens: {seen.tokens} tokens"
+        if seen.prefix:
+            note += f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}"
+        said = seen.grid or self._said_grid(name, seen.tokens)
+        grid = (said or seen.square or (0, 0))[-2:]
+        if prod(grid) != seen.tokens:  # there is none, or a volume
+            grid = None
+        else:
+            note += f", a grid of {grid[0]}×{grid[1]}"
+            if said is None:
+                note += ", a square of that many" if grid[0] == grid[1] else ", as square patches give"
+                note += ", rows first; if that is wrong, say so with structured_init.register_positions"
         layout = TokenLayout(grid, seen.prefix, seen.parameter, seen.first, features=seen.features)
-        before = f" behind {seen.prefix} other{'s' * (seen.prefix > 1)}" if seen.prefix else ""
-        return Table(name, layout, tokens, f"seen to be added to the tokens: {seen.tokens} tokens{before}{more}")
+        return Table(name, layout, tokens, note)
 
-    def _grid(self, seen: Added, name: str) -> tuple[tuple[int, int] | None, str]:
-        """Return rows and columns of the patches that a table is added to, and what to note of them."""
-        attends = [each.name for each in self.weights.seen.layers]
-        owner = next((outer for outer in outwards(name) if any(within(each, outer) for each in attends)), "")
-        beside = [module for each, module in self.weights.modules.items() if within(each, owner)]
-        said_by = (grid for grid in _grids(self.weights.modules, owner, beside) if prod(grid) == seen.tokens)
-        said = seen.grid or next(said_by, None)
-        grid = None if len(said or ()) > 2 else said or seen.square
-        if grid is None:
-            return None, ""
-        guess = ", a square of that many" if grid[0] == grid[1] else ", as square patches give"
-        guess += ", rows first; if that is wrong, say so with structured_init.register_positions"
-        return grid, f", a grid of {grid[0]}×{grid[1]}{'' if said else guess}"
+    def _said_grid(self, table: str, tokens: int) -> tuple[int, int] | None:
+        """Return rows and columns of as many patches as the model says, or its configuration, nearest to a table."""
+        for outer in outwards(table):
+            for name, module in self.weights.modules.items():
+                sources = (module, getattr(module, "config", None)) if within(name, outer) else ()
+                for source in sources:
+                    sizes = (getattr(source, size, None) for size in ("grid_size", "image_size", "patch_size"))
+                    grid, image, patch = map(pair, sizes)
+                    if image and patch:
+                        grid = image[0] // patch[0], image[1] // patch[1]
+                    if grid and prod(grid) == tokens:
+                        return grid
+        return None
 
-    def _tables_of(self, layer: FoundAttention) -> list[Table]:
-        """Return the tables that a layer's tokens were given since attention last ran on them.
+    def _table_of(self, layer: FoundAttention) -> Table | None:
+        """Return the table that a layer's tokens were given since attention last ran on them.
 
-        One that is described for the module around it, and was not seen to be added, may be one too.
+        One that is described for the module around it, and was not seen to be added, may be one too. Of several, it is
+        the one that is added to as many tokens as the layer sees.
         """
         turns = {id(each.parameter): each.turn for each in layer.tables if id(each.parameter) in self.tables}
-        last = max(turns.values(), default=0)
-        given = [self.tables[table] for table, turn in turns.items() if turn == last]
-        at_home = next((self.described[home] for home in outwards(layer.name) if home in self.described), ())
-        return given + [self.unseen[id(each.positions)] for each in at_home if id(each.positions) in self.unseen]
+        given = [table for table, turn in turns.items() if turn == max(turns.values())]
+        self.taken.update(given)
+        candidates = [self.tables[table] for table in given] + (enclosing(self.unseen, layer.name) or [])
+        fitting = candidates
+        if len(candidates) > 1:
+            fitting = [table for table in candidates if table.tokens == layer.length]
+        if len(fitting) == 1:
+            return fitting[0]
+        why = self._not_told_apart(candidates)
+        if candidates and enclosing(self.known, layer.name) is None:
+            self.why_unknown = why
+        elif candidates:
+            self.remarks.append((Weights.warn, f"those that are described are taken for all layers: {why}"))
+        return None
 
-    def _place(self, layer: str, several: list[Table], length: int) -> None:
-        """Write down whose table a layer has, for the outermost module around it in which no layer has another."""
-        around, candidates = enclosing(self.known, layer), several
-        if len(several) > 1:
-            several = [table for table in several if table.tokens == length]
-        if len(several) == 1 and several[0].layout is not None and several[0].layout is not around:
-            others = [name for name, given in self.candidates.items() if given != candidates or len(given) > 1]
-            homes = [home for home in self.known if within(layer, home)]
-            taken = [name for name in (*others, *homes) if name != layer]
-            free = [outer for outer in outwards(layer) if not any(within(name, outer) for name in taken)]
-            self.placed[free[-1] if free else layer] = several[0]
-        elif len(candidates) > 1 and len(several) != 1:
-            why = NOT_TOLD_APART.format(", ".join(table.name for table in candidates))
-            if around is None:
-                self.why_unknown = why + (FOUND_BY_WATCHING if self.weights.batch is None else "")
-            else:
-                own = self.weights.names(around.positions)[0]
-                self.remarks.append((Weights.warn, f"'{own}' is taken for the positions of all layers: {why}"))
-
-    def _place_unreached(self) -> None:
-        """Keep the one table that reaches no attention; of several, nothing says which is which."""
-        reached = {table for several in self.candidates.values() for table in several}
-        registered = {id(layout) for layout in self.known.values()}
-        left = [table for table in self.tables.values() if table not in reached and table.layout is not None]
-        left = [table for table in left if id(table.layout) not in registered]
+    def _place(self, whose: dict[str, Table | None]) -> dict[str, Table]:
+        """Return each layer's table, by the outermost module around it in which no layer has another."""
+        placed = {}
+        for layer, table in whose.items():
+            if table is None or table.layout is None or table.layout is enclosing(self.known, layer):
+                continue
+            others = [other for other, its in whose.items() if its is not table]
+            place = layer
+            for outer in outwards(layer):
+                if outer in self.known or any(within(other, outer) for other in others):
+                    break
+                place = outer
+            placed[place] = table
+        # One table that reaches no attention is kept; of several, nothing says which is which.
+        left = [table for key, table in self.tables.items() if key not in self.taken and table.layout is not None]
         if len(left) == 1:
-            self.placed[left[0].name] = left[0]
-        names = [table.name for table in left] if len(left) > 1 else []
-        placed = {table.name for table in self.placed.values()}
-        for several in self.described.values():
-            if len(several) > 1:  # which is for which layer, only a pass tells
-                described = [self.weights.names(each.positions)[0] for each in several if each.positions is not None]
-                names += [name for name in described if name not in placed]
-        if names and self.why_unknown is None:
-            more = FOUND_BY_WATCHING if self.weights.batch is None else ""
-            self.why_unknown = NOT_TOLD_APART.format(", ".join(names)) + more
+            placed[left[0].name] = left[0]
+        elif left and self.why_unknown is None:
+            self.why_unknown = self._not_told_apart(left)
+        return placed
+
+    def _not_told_apart(self, tables: list[Table]) -> str:
+        return NOT_TOLD_APART.format(", ".join(table.name for table in tables)) + found_by_watching(self.weights)
 
 
-def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
-    """Return the token layout of the innermost module around ``name``, or of that name, that has one."""
-    return next((tokens[around] for around in outwards(name) if around in tokens), None)
-
-
-def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:
-    """What a patch embedding, the model, the model around it or its configuration says of rows and columns."""
-    for module in (*outside, *(modules[name] for name in outwards(owner))):
-        grid = getattr(module, "grid_size", None)
-        if isinstance(grid, tuple | list) and len(grid) == 2:
-            yield grid[0], grid[1]
-        for source in (module, getattr(module, "config", None)):
-            image, patch = (pair(getattr(source, name, None)) for name in ("image_size", "patch_size"))
-            if image and patch:
-                yield image[0] // patch[0], image[1] // patch[1]
+def enclosing(known: dict[str, Known], name: str) -> Known | None:
+    """Return what is known for the innermost module around ``name``, or of that name: its token layout, mostly."""
+    return next((known[around] for around in outwards(name) if around in known), None)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.hosts.attention import ATTENTION, AttentionSite, required_attention_sites, sought_attention_sites
 from structured_init.hosts.attention_positions import AttentionPositions, positions_elsewhere
-from structured_init.hosts.positions import FOUND_BY_WATCHING
+from structured_init.hosts.positions import found_by_watching
 from structured_init.hosts.registry import Where
 from structured_init.hosts.watched import cannot_run, check_sites
 from structured_init.hosts.watching import FoundAttention
@@ -112,7 +112,7 @@ def choose_kind(site: AttentionSite, positions: AttentionPositions, weights: Wei
     why = positions_elsewhere(site, weights) or (
         "neither absolute, relative nor rotary ones, without which no head can tell which token stands before,"
         " and ALiBi is none of these: structured_init.register_positions describes a table"
-        f"{'' if weights.can_ask else FOUND_BY_WATCHING}"
+        f"{found_by_watching(weights)}"
     )
     raise StructuredInitError(f"'{site.name}' has no positions that are known: {why}")
 

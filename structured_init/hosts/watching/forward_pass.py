@@ -144,7 +144,7 @@ class WatchMode(PassMode):
     def _write_out(self, operation: Operation) -> None:
         """Tag what fused attention gives as what its parts give."""
         written, out = self.written_out(operation.func, operation.args, operation.kwargs), tensors(operation.result)[0]
-        self.tables.set_of(out, self.tables.of(written))
+        self.tables.of[out] = self.tables.of.get(written, frozenset())
         if (tag := self.tags.get(written)) is not None:
             self.tags[out] = tag
 
@@ -185,10 +185,7 @@ class WatchMode(PassMode):
 
     def _add(self, operation: Operation) -> None:
         """Tag a sum, of tokens and their positions perhaps."""
-        (one, two, *_), result = operation.args, operation.result
-        if result.ndim in (3, 4):
-            self.tables.add(one, two, result)
-            self.tables.add(two, one, result)
+        self.tables.add(operation)
         follow(self, operation)
 
     def _follow_tokens(self, operation: Operation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.mode import BATCHED, Operation
-from structured_init.hosts.watching.records import RESIZED, Added, ParameterViews, Product, Tag, tensors
+from structured_init.hosts.watching.records import RESIZED, Added, Product, Tag, tensors
 
 Pass = Any  # forward_pass.WatchMode, which holds these
 NONE: frozenset[int] = frozenset()
@@ -26,7 +27,8 @@ class Tables:
         added: every time that a table was added to tokens.
         resized: tables that were added with other numbers than their own.
         one_row: tables that were looked up, by identity → whether all tokens got one row.
-        grids: (pixels, channels) of convolutions → (rows, columns) of each.
+        of: of tensors of tokens, which of ``added`` gave rows to them, by number.
+        grids: (pixels, channels) of convolutions → (rows, columns) of each, or a volume's axes.
     """
 
     def __init__(self, seen: Pass, model: nn.Module) -> None:
@@ -36,20 +38,10 @@ class Tables:
         self.resized: list[nn.Parameter] = []
         self.one_row: dict[int, bool] = {}
         self.grids: dict[tuple[int, int], set] = {}
-        self._fixed = ParameterViews(self.buffers)
-        # Of tensors of tokens: which of ``added`` gave rows to them, by number.
-        self._of: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.of: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._attended = 0  # how many of ``added`` were so before attention last ran
         self._turn = 0  # how many maps of attention have been multiplied with values
         self._read: set[int] = set()  # parameters that were multiplied as tokens are, by identity
-
-    def of(self, tokens: Tensor) -> frozenset[int]:
-        """Return which tables gave rows to some tokens, by number."""
-        return self._of.get(tokens, NONE)
-
-    def set_of(self, tokens: Tensor, tables: frozenset[int]) -> None:
-        """Say which tables gave rows to some tokens."""
-        self._of[tokens] = tables
 
     def carry(self, operation: Operation) -> None:
         """Take note of which tables gave rows to the tokens of an operation's result.
@@ -59,10 +51,10 @@ class Tables:
         all of them were given counts, but for those that were given nothing, such as a class token. A convolution over
         several tokens makes tokens of its own.
         """
-        if not self._of:
+        if not self.of:
             return
         name, args = operation.name, operation.args
-        given = [self.of(each) for each in tensors(args)]
+        given = [self.of.get(each, NONE) for each in tensors(args)]
         if name in BATCHED:
             tables = given[-1] if self.seen.parameters.parameter(args[-2]) is not None else given[-2]
         elif name == "convolution" and args[1].shape[2:].numel() > 1 == args[8]:
@@ -73,14 +65,13 @@ class Tables:
             tables = NONE.union(*given)
         if tables:
             for out in tensors(operation.result):
-                self.set_of(out, tables)
+                self.of[out] = tables
 
     def attend(self, maps: Tensor, result: Tensor) -> tuple[Added, ...]:
         """Return the tables that gave rows to the tokens that ask, in the order of the pass, and hand them on."""
         self._attended = len(self.added)
         self._turn += 1
-        tables = self.of(maps)
-        self.set_of(result, tables)
+        tables = self.of[result] = self.of.get(maps, NONE)
         return tuple(self.added[number] for number in sorted(tables))
 
     def look_up(self, table: nn.Parameter, numbers: Tensor) -> None:
@@ -96,55 +87,56 @@ class Tables:
     def convolve(self, result: Tensor) -> None:
         """Take note of the grid that a convolution gives."""
         if result.ndim > 3:
-            size = result.shape[3:] if result.ndim == 5 and result.shape[2] == 1 else result.shape[2:]
-            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add(tuple(size))
+            size = tuple(result.shape[2:])
+            self.grids.setdefault((math.prod(size), result.shape[1]), set()).add(size)
 
-    def add(self, table: object, tokens: object, result: Tensor) -> None:
+    def add(self, operation: Operation) -> None:
         """Record a parameter, or a buffer, with a row for every token that is added to tokens."""
-        if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
-            return
-        seen = self.seen
+        result = operation.result
+        for table, tokens in itertools.permutations(tensors(operation.args[:2]), 2):
+            if tokens.shape == result.shape and result.ndim in (3, 4):
+                self._add(table, tokens, result)
+
+    def _add(self, table: Tensor, tokens: Tensor, result: Tensor) -> None:
         across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
         axis = -3 if across else -2
         if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return
-        parameters = seen.parameters
-        if across and result.ndim == 3 and parameters.parameter(table) is None:
-            return  # looked up, as many rows as samples: one for each of them, such as its class
-        tag, given = seen.tags.get(tokens), seen.tags.get(table)
-        source = None if tag is None else seen.source(tag)
-        if given is not None and RESIZED in given.path and seen.is_weight(given) and not isinstance(source, Product):
+        seen, given, source = self.seen, self.seen.trace(table).tag, self.seen.source_of(tokens)
+        if isinstance(source, Product):  # to logits a mask or a bias is added
+            return
+        if RESIZED in given.path and seen.is_weight(given):
             self.resized.append(seen.source(given))
-        if (rows := self._rows(table, axis)) is None or id(rows[0]) in self._read:
+        rows = self._rows(table, axis)
+        if rows is None or id(rows[0]) in self._read:
             return
-        fixed = not isinstance(rows[0], nn.Parameter)
-        if fixed and isinstance(source, Product):  # a mask or a bias
-            return
-        zeros = tag is not None and source is None and not tokens.any()  # that nothing has computed
-        if parameters.parameter(tokens) is not None or zeros:
+        zeros = tokens in seen.tags and source is None and not tokens.any()  # that nothing has computed
+        if zeros or seen.parameters.parameter(tokens) is not None:
             # Learned queries: they are read, or added to what is no input, before what attention makes of them is.
             if rows[0].numel() == result[0].numel():
                 self._read.add(id(rows[0]))
             return
-        if parameters.parameter(table) is None and not fixed and self._rows(tokens) is not None:
-            return  # both were looked up in order: words may be numbered as positions are
+        # Looked up are also a row for each sample, such as its class; and words may be numbered as positions are.
+        of_samples = across and result.ndim == 3
+        if table in seen.tags and (of_samples or self._rows(tokens) is not None):
+            return
         for along, features, row in self._readings(tokens, result, rows, axis):
             before, own, after = self._of_the_input(tokens, along)
             samples = result.numel() // (result.shape[along] * result.shape[features])
             # A table that is added to several tensors, such as states and actions, is one.
             same = [number for number, each in enumerate(self.added) if each.parameter is rows[0]]
-            self.set_of(result, self.of(result) | {(*same, len(self.added))[0]})
+            self.of[result] = self.of.get(result, NONE) | {(*same, len(self.added))[0]}
             where = (rows[0], features, row, row + before)
             self.added.append(Added(*where, own, after, self._turn, samples, samples, result.ndim, before))
 
     def _readings(self, tokens: Tensor, result: Tensor, rows: tuple, axis: int) -> list[tuple[int, int, int]]:
         """Return along which axes tokens and features may lie, and the first row: attention's width tells which."""
-        tag, (before, own, _) = self.seen.tags.get(tokens), self._of_the_input(tokens, -1)
+        codes, (before, own, _) = self.seen.trace(tokens).tag.codes, self._of_the_input(tokens, -1)
         as_it_is, turned = (axis, -1, rows[1]), (-1, -2, 0)
-        if tag is None or result.ndim != 3 or own < 2 or rows[0].numel() != result[0].numel():
+        if result.ndim == 4 or own < 2 or rows[0].numel() != result[0].numel():
             return [as_it_is]
-        columns = tag.codes[0, :, before : before + own]  # channels come first where all columns have one code each
-        if not (columns == columns[:, :1]).all() or not columns[:2, 0].diff().any():
+        one, two = codes[0, :2, before : before + own]  # channels come first where all columns have one code each
+        if one.equal(two) or one.diff().any() or two.diff().any():
             return [as_it_is]
         return [turned] if result.shape[-1] == result.shape[-2] else [as_it_is, turned]
 
@@ -162,25 +154,17 @@ class Tables:
         They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
         it are ones and D.
         """
-        owner, tag = self._fixed.parameter(tensor), self.seen.tag(tensor)
-        if owner is not None:
-            entries = self._fixed.entries(origins.compact(tensor), owner)
-        elif tag is None:
+        tag, tokens, width = self.seen.tag(tensor), tensor.shape[axis], tensor.shape[-1]
+        if tag is None:
             return self._rows_of_buffer(tensor, axis)
-        elif tag.other is not None or tag.path or tag.codes.shape != tensor.shape or tag.codes.is_complex():
+        if tag.other is not None or tag.path or tag.codes.is_complex():
             return None
-        else:
-            codes = origins.compact(tag.codes)
-            begin = codes.flatten()[0]
-            owner = self.seen.sources[int(origins.source(begin))]
-            if not isinstance(owner, nn.Parameter):
-                return None
-            entries = codes - begin + origins.place(begin)
-        tokens, width = tensor.shape[axis], tensor.shape[-1]
-        if owner.ndim < 2 or owner.shape[-1] != width:
+        codes = origins.compact(tag.codes)
+        begin = codes.flatten()[0]
+        owner = self.seen.sources[int(origins.source(begin))]
+        if not isinstance(owner, nn.Parameter) or not _is_table(owner, tokens, width):
             return None
-        if max(sorted(owner.shape[:-1])[:-1], default=1) > 1 and owner.numel() != tokens * width:  # part of a grid
-            return None
+        entries = codes - begin + origins.place(begin)
         row = int(entries.flatten()[0]) // width
         order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
         return (owner, row) if (entries == row * width + order).all() else None
@@ -192,12 +176,13 @@ class Tables:
         """
         tokens, width = tensor.shape[axis], tensor.shape[-1]
         for buffer in self.buffers:
-            if buffer.ndim > 2 or buffer.shape[-1] != width or not tensor.is_floating_point():
+            if not _is_table(buffer, tokens, width) or not tensor.is_floating_point():
                 continue
-            table = buffer.to(tensor)  # which may be added in a lower precision than it is held in
+            table = buffer.to(tensor).flatten(0, -2)  # which may be added in a lower precision than it is held in
             first = int((table == tensor.flatten(0, -2)[0]).all(dim=-1).int().argmax())
             rows = table[first : first + tokens]
-            if len(rows) < tokens or rows[0].equal(rows[1]):  # of which one tells no token from another
+            is_view = tensor.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+            if len(rows) < tokens or (rows[0].equal(rows[1]) and not is_view):  # one tells no token from another
                 continue
             if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):
                 return buffer, first
@@ -206,7 +191,7 @@ class Tables:
     def _of_the_input(self, tokens: Tensor, axis: int = -2) -> tuple[int, int, int]:
         """Return how many tokens come from the input, and how many parameters stand before and after the first."""
         tag, count = self.seen.tags.get(tokens), tokens.shape[axis]
-        if tag is None or tag.codes.shape != tokens.shape:
+        if tag is None:
             return 0, count, 0
         numbers = origins.source(tag.codes.movedim(axis, 0).flatten(1)[:, 0]).tolist()
         own = [place for place, each in enumerate(numbers) if not isinstance(self.seen.sources[each], nn.Parameter)]
@@ -228,42 +213,43 @@ class Tables:
 
     def _with_grid(self, added: Added, given: list[Tensor]) -> Added:
         """Return a table with what is known of the grid of its tokens."""
-        # Of a series or a video, beside images or in place of them.
-        steps = {each.shape[1] for each in given if each.ndim in (3, 5)}
         grids = self.grids.get((added.tokens, added.width), set())
         alike = [each for each in self.added if each.parameter is added.parameter and each.given == added.given]
-        squares = [square for square in (_squares(each, added) for each in given) if square is not None]
-        images = any(each.ndim > 3 for each in given) and added.tokens not in steps
+        images = [each for each in given if each.ndim > 3]
+        dates = {each.shape[1] for each in given if each.ndim in (3, 5)}  # of a series or a video, beside images or not
+        squares = [_square(each, added) for each in images]
         return replace(
             added,
             all_samples=sum(each.samples for each in alike),
-            image=bool(grids) or images,
-            square=squares[0] if squares else None,
+            image=bool(grids) or (bool(images) and added.tokens not in dates),
+            square=next(filter(None, squares), None),
             grid=next(iter(grids)) if len(grids) == 1 else None,
         )
 
 
-def _columns(images: Tensor) -> int:
-    """Return the axis of the columns of images (…, H, W), or (…, H, W, C) of fewer channels."""
-    return -2 if images.shape[-1] < min(images.shape[-3:-1]) else -1
+def _is_table(tensor: Tensor, tokens: int, width: int) -> bool:
+    """Say whether a tensor has rows of some width along one axis alone, or exactly as many as there are tokens."""
+    along_one = math.prod(tensor.shape[:-1]) == max(tensor.shape[:-1], default=0)
+    return tensor.shape[-1] == width and (along_one or tensor.numel() == tokens * width)
 
 
-def _squares(images: Tensor, added: Added) -> tuple[int, int] | None:
+def _square(images: Tensor, added: Added) -> tuple[int, int] | None:
     """Return rows and columns of as many square patches of images (B, C, H, W), (B, H, W, C) or (B, dates, …).
 
     Where there are none, as of images that the model crops, a square of as many patches. ``None`` where that is none
     either, where the tokens are not those of each image, and for a volume.
     """
-    if images.ndim < 4 or added.samples % max(len(images), 1):
+    if added.samples % max(len(images), 1):
         return None
-    depth, height, width = images.shape[: images.ndim + 1 + _columns(images)][-3:]
-    depth = 1 if images.ndim == 4 or added.samples != len(images) else depth  # or they are dates
-    height = height if added.samples in (len(images), math.prod(images.shape[:-3])) else width  # or they are crops
-    tokens, rows = added.tokens, math.isqrt(added.tokens * height // max(width, 1))
-    size = round((depth * height * width / max(tokens, 1)) ** (1 / 3))  # of cubes, several of them along the depth
-    if depth > size and depth * height * width == tokens * size**3:
-        return None
-    if rows**2 * width != tokens * height:
-        rows = math.isqrt(tokens)
-        rows *= rows**2 == tokens
-    return (rows, tokens // rows) if rows else None
+    channels_last = images.shape[-1] < min(images.shape[-3:-1])
+    depth, height, width = (images.shape[:-1] if channels_last else images.shape)[-3:]
+    tokens, pixels = added.tokens, depth * height * width
+    size = round((pixels / max(tokens, 1)) ** (1 / 3))
+    if images.ndim == 5 and added.samples == len(images) and depth > size and pixels == tokens * size**3:
+        return None  # cubes, several of them along the depth
+    crops = added.samples not in (len(images), math.prod(images.shape[:-3]))
+    for high, wide in ((width if crops else height, width), (1, 1)):
+        rows = math.isqrt(tokens * high // max(wide, 1))
+        if rows**2 * wide == tokens * high > 0:
+            return rows, tokens // rows
+    return None

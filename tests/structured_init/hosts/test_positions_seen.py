@@ -231,6 +231,38 @@ def test_linear_patches_of_what_a_model_makes_of_its_images_have_a_grid(case):
     assert site.grid == (SIDE, SIDE)
 
 
+@pytest.mark.parametrize("high", [8, 4])
+def test_the_row_of_a_class_token_stays_where_a_model_makes_several_samples_of_an_image(high):
+    model = Foreign(table=(1, 1 + high * 2, DIM), leading=1, patch="linear")
+    tokens = model.tokens
+    windows = lambda x: x.unfold(2, high, high).unfold(3, 8, 8).movedim(1, 3).flatten(0, 2)  # noqa: E731
+    model.tokens = lambda x: tokens(windows(x))
+    before, batch = model.kringle.detach().clone(), images(side=16)
+    (site,) = position_sites(model, batch=batch)
+    assert (site.grid, site.num_tokens) == ((SIDE, SIDE) if high == 8 else None, high * 2)
+    initialize(model, Positions("gaussian"), batch=batch)
+    changed = (model.kringle != before)[0].any(-1)
+    assert changed.tolist() == [False] + [True] * high * 2
+
+
+def test_cubes_of_a_volume_have_no_rows_and_columns_even_where_they_are_a_square_number():
+    model = Foreign(table=(1, 64, DIM))
+    model.stem = nn.Linear(8, DIM)
+    cubes = lambda x: x.unfold(1, 2, 2).unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).flatten(1, 3)  # noqa: E731
+    model.tokens = lambda x: model.stem(cubes(x[:, 0]))
+    (site,) = position_sites(model, batch=torch.randn(2, 1, 8, 8, 8))
+    assert (site.grid, site.num_tokens) == (None, 64)
+
+
+@pytest.mark.parametrize(("rows", "found"), [(4, True), (6, False)])
+def test_of_a_table_with_rows_and_columns_all_is_positions_and_a_crop_is_left_alone(rows, found):
+    model = Foreign(table=(1, rows, 4, DIM), patch="linear")
+    tokens = model.tokens
+    model.tokens = lambda x: tokens(x) + model.kringle[:, :SIDE].flatten(1, 2)
+    model.forward = lambda x: model.layers(model.tokens(x))
+    assert [site.grid for site in position_sites(model, batch=images())] == [(SIDE, SIDE)] * found
+
+
 def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     model = Foreign(table=(1, 8, DIM), patch="linear")
     model.stem = nn.Linear(24, DIM)
