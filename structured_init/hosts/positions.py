@@ -147,8 +147,9 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
 
 def known_tokens(weights: Weights) -> KnownTokens:
     """Return what is known of a model's tokens and their positions."""
-    known_so_far = lambda: (TOKENS.version, weights.view.seen is None)  # noqa: E731
-    return weights.view.search_once("tokens", known_so_far, lambda: _Search(weights).result())
+    return weights.view.search_once(
+        "tokens", lambda: (TOKENS.version, weights.view.seen is None), lambda: _Search(weights).result()
+    )
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None, *, batch: Any = None) -> list[PositionSite]:
