@@ -2,12 +2,15 @@
 
 import csv
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+from compared import MadeUp
 from safetensors.torch import save_file
 
+from comparison.command import comparing
 from structured_init.analysis import gram_matrix, summarize
 
 LAYERS = ("network.blocks.0.attn", "network.blocks.1.attn")
@@ -136,3 +139,13 @@ def known_effects():
     sincos = {seed: value + 0.05 + 0.002 * rng.standard_normal() for seed, value in base.items()}
     mimetic = {seed: value + 0.01 + 0.02 * rng.standard_normal() for seed, value in sincos.items()}
     return {"default": base, "sincos": sincos, "mimetic": mimetic}
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Runs give numbers that a test makes up, and no report is written."""
+    monkeypatch.setattr(comparing, "LocalLauncher", MadeUp)
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    monkeypatch.setattr(MadeUp, "trained", [])
+    monkeypatch.setattr(MadeUp, "most", math.inf)
+    return MadeUp

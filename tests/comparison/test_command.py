@@ -1,7 +1,6 @@
 """The command ``compare``, with an experiment of seconds; runs are trained in this process, one after the other."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import math
@@ -12,10 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from compared import AtOnce
+from compared import AtOnce, MadeUp
 
 from comparison.command import comparing
-from comparison.runs.folder import Run, read_manifest
+from comparison.runs.folder import read_manifest
 from comparison.runs.records import load_results
 from comparison.say.data import read_report_data
 from comparison.say.panels.runs import initializations
@@ -27,18 +26,13 @@ QUICK = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--
 
 
 class Here(AtOnce):
-    """Trains in this process; a run of a seed in ``failing`` fails."""
+    """Trains in this process."""
 
-    failing: set = set()  # noqa: RUF012
     trained: list = []  # noqa: RUF012
 
     def do(self, run):
         Here.trained.append((run.arm, run.seed, run.learning_rate))
-        if run.seed in Here.failing:
-            return run.write_failure("no luck")
         train(run)
-        run.failure_file.unlink(missing_ok=True)
-        return None
 
 
 @pytest.fixture
@@ -46,29 +40,15 @@ def compare(folder, monkeypatch):
     """Run ``structured-init compare`` on the small experiment, without the report, which takes longer than the runs."""
     monkeypatch.setattr(comparing, "_report", lambda *_: None)
     monkeypatch.setattr(comparing, "LocalLauncher", Here)
-    monkeypatch.setattr(Here, "failing", set())
     monkeypatch.setattr(Here, "trained", [])
-
-    def run(*arguments, output="out"):
-        given = ["-c", "tiny.yaml", "--output", output, *QUICK, *arguments]
-        return main(["compare", *given])
-
-    return run
+    return lambda *words: main(["compare", "-c", "tiny.yaml", "--output", "out", *QUICK, *words])
 
 
 @pytest.fixture
-def pretend(monkeypatch):
-    """Train nothing: a run is complete at once, with a value by learning rate and seed, or the one for all."""
+def pretend(compare, made_up, monkeypatch):
+    """Train nothing: percent by learning rate and seed, else the same for all; of None a run fails."""
     values = {}
-
-    def complete(run):
-        value = values.get((run.learning_rate, run.seed), 0.5)
-        splits = ["val", *(["test"] if run.tested else [])]
-        metrics = {f"{split}/{name}": value for split in splits for name in ("accuracy", "loss")}
-        run.folder.mkdir(parents=True, exist_ok=True)
-        run.write_result({"metrics": metrics, "epochs": 1, "steps": 2, "seconds": 1, "tested": run.tested})
-
-    monkeypatch.setitem(globals(), "train", complete)
+    monkeypatch.setattr(made_up, "value", staticmethod(lambda run: values.get((run.learning_rate, run.seed), 50.0)))
     return values
 
 
@@ -127,9 +107,9 @@ def test_a_comparison_that_grows_keeps_what_it_has_and_trains_what_is_new_alone(
     compare("--inits", "default,sincos", "--seeds", "0,1", "--success", "0.5")
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("seeds: 2 seeds can show large differences alone: run at least 5, as in --seeds 0-4")
-    Here.trained.clear()
+    MadeUp.trained.clear()
     compare("--inits", "default,mine=sincos{gain=0.5}", "--seeds", "0")
-    assert Here.trained == [("mine", 0, None)]
+    assert MadeUp.trained == [("mine", 0, True)]
     grown = json.loads((folder / "out" / "plan.json").read_text())
     assert (list(grown["arms"]), grown["success"]) == (["default", "sincos", "mine"], 0.5)
     assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
@@ -143,19 +123,12 @@ def test_a_folder_is_named_after_the_experiment_where_none_is_given_and_that_is_
     assert results(folder / "runs" / "tiny").keys() == {("default", 0, None)}
 
 
-def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(compare, pretend, complaint, monkeypatch):
-    read = Run.latest
+def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(compare, complaint, monkeypatch):
+    def logs_otherwise(run):
+        run.folder.mkdir(parents=True)
+        run.write_result({"metrics": {"val/loss": 0.5, "eval/loss": 0.5}, "seconds": 1, "tested": True})
 
-    def latest(run):
-        found = read(run)
-        metrics = {
-            name.replace("test/", "eval/"): value for name, value in (found.result or {}).get("metrics", {}).items()
-        }
-        return (
-            found if found.result is None else dataclasses.replace(found, result={**found.result, "metrics": metrics})
-        )
-
-    monkeypatch.setattr(Run, "latest", latest)
+    monkeypatch.setitem(globals(), "train", logs_otherwise)
     said = complaint(compare, "--inits", "default,sincos", "--seeds", "0")
     assert "logs no 'test/…': a comparison reads what a module logs as" in said
     assert len(Here.trained) == 1  # the second run is not trained for it
@@ -190,17 +163,16 @@ def initializer_report(folder, arm):
 
 
 def test_a_failing_run_stops_no_other_and_is_tried_again(compare, pretend, folder, capsys):
-    Here.failing = {0}
+    pretend[None, 0] = None
     with pytest.raises(SystemExit) as stop:
         compare("--inits", "default", "--seeds", "0,1")
     assert stop.value.code == 1
     assert results(folder / "out").keys() == {("default", 1, None)}
     failed = folder / "out" / "runs" / "default" / "seed_0.failed.json"
-    assert json.loads(failed.read_text())["reason"] == "no luck"
-    assert "  default, seed 0: no luck" in capsys.readouterr().out
-    Here.failing = set()
+    assert json.loads(failed.read_text())["reason"] == "it has no memory"
+    assert "  default, seed 0: it has no memory" in capsys.readouterr().out
+    pretend.clear()
     compare("--inits", "default", "--seeds", "0,1")
-    assert not failed.exists()
     assert len(results(folder / "out")) == 2
 
 
@@ -217,7 +189,7 @@ def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_agai
 
 
 def test_the_learning_rate_is_chosen_on_validation_among_all_of_a_folder_that_grows(compare, pretend, folder, capsys):
-    pretend |= {(1e-3, 0): 0.7, (1e-2, 0): 0.6, (1e-3, 1): 0.1, (1e-2, 1): 0.6}
+    pretend |= {(1e-3, 0): 70, (1e-2, 0): 60, (1e-3, 1): 10, (1e-2, 1): 60}
     choices = folder / "out" / "learning_rates.json"
     compare("--inits", "default", "--seeds", "0", "--learning-rates", "1e-3")
     assert json.loads(choices.read_text())[""]["default"]["chosen"] == 1e-3
@@ -285,10 +257,7 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--inits", "sincs"],
-            "there is no initialization 'sincs', neither shipped nor a file: did you mean 'sincos'",
-        ),
+        (["--inits", "default", "--time-limit", "soon"], "argument --time-limit: cannot read 'soon': write 55m, 2h,"),
         (
             ["--inits", "default,learned=covariance{covariances=lost.ckpt}"],
             "initialization 'learned': FilterCovariance: there is no file 'lost.ckpt'",
@@ -310,6 +279,10 @@ def test_a_grid_over_networks_asks_each_of_them_and_reports_them_apart(compare, 
         ),
         (["--inits", "default", "-c", "vit_digts"], "there is no file 'vit_digts', nor a shipped configuration"),
         (["--seeds", "0"], "the following arguments are required: --inits"),
+        (["--margin", "1", "--precision", "1"], "argument --precision: not allowed with argument --margin"),
+        (["--inits", "default", "--max-seeds", "10"], "--max-seeds limits what --precision or --margin asks for"),
+        (["--margin", "1", "--max-seeds", "4"], "argument --max-seeds: invalid choice: 4"),
+        (["--margin", "0"], "argument --margin: expected a number above 0, got '0'"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_before_anything_is_written(compare, complaint, folder, arguments, message):

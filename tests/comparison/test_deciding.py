@@ -4,19 +4,14 @@ The runs give numbers that a test makes up, so that what is decided, and after w
 """
 
 import contextlib
-import dataclasses
-from pathlib import Path
 
 import pytest
-from compared import AtOnce
+from compared import MadeUp, prepared
 
 from comparison.command import comparing
 from comparison.contrasts.contrasts import decide
 from comparison.contrasts.place import look
-from comparison.plan.arms import parse_arms
-from comparison.plan.comparison import Comparison
-from comparison.plan.further_seeds import question_from
-from comparison.runs.folder import Manifest, Question, read_manifest
+from comparison.runs.folder import Question, read_manifest
 from comparison.runs.metric import Metric
 from lightning_modules.cli import main
 
@@ -31,44 +26,14 @@ def accuracy(arm, seed):
     return 50 + seed % 7 + GAIN[arm] + own
 
 
-class Pretend(AtOnce):
-    """Runs are complete at once, with what ``accuracy`` says."""
-
-    trained: list = []  # noqa: RUF012
-    most: float = float("inf")  # runs that it starts before it is interrupted
-
-    def do(self, run):
-        if len(Pretend.trained) >= Pretend.most:
-            raise KeyboardInterrupt
-        Pretend.trained.append((run.arm, run.seed))
-        value = accuracy(*Pretend.trained[-1]) / 100
-        metrics = {"val/accuracy": value, "test/accuracy": value}
-        run.folder.mkdir(parents=True)
-        run.write_settings()
-        run.write_result({"metrics": metrics, "epochs": 1, "steps": 2, "seconds": 60.0, "tested": True})
-
-
-def prepared(options, further, command):
-    """What ``prepare`` returns, without a look at the experiment, which takes a second."""
-    arms = parse_arms(options.inits)
-    given = {"folder": Path(options.output), "experiment": ["tiny.yaml"], "seeds": options.seeds or [0, 1, 2, 3, 4]}
-    comparison = Comparison(arms=arms, **given)
-    known = comparison.known() or Manifest(arms={})
-    references = {"metric": "test/accuracy", "mode": "max", "baseline": "default"}
-    return dataclasses.replace(comparison, question=question_from(options, known), **references)
-
-
 @pytest.fixture
 def quickly(monkeypatch):
     monkeypatch.setattr(comparing, "prepare", prepared)
 
 
 @pytest.fixture
-def compare(folder, monkeypatch):
-    monkeypatch.setattr(comparing, "LocalLauncher", Pretend)
-    monkeypatch.setattr(comparing, "_report", lambda *_: None)
-    monkeypatch.setattr(Pretend, "trained", [])
-    monkeypatch.setattr(Pretend, "most", float("inf"))
+def compare(folder, made_up, monkeypatch):
+    monkeypatch.setattr(made_up, "value", staticmethod(lambda run: accuracy(run.arm, run.seed)))
     return lambda *arguments: main(["compare", "-c", "tiny.yaml", "--output", "out", *QUICK, *arguments])
 
 
@@ -84,7 +49,7 @@ def expected(arm, question, arms=1):
 
 
 def seeds_of(arm):
-    return [seed for name, seed in Pretend.trained if name == arm]
+    return [seed for name, seed, _ in MadeUp.trained if name == arm]
 
 
 def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_longest(compare, folder, capsys):
@@ -104,36 +69,22 @@ def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_lo
 def test_an_interrupted_comparison_goes_on_with_the_same_seeds(quickly, compare):
     words = ["--inits", "default,sincos", "--margin", "0.5"]
     compare(*words)
-    undisturbed = list(Pretend.trained)
-    Pretend.trained.clear()
+    undisturbed = list(MadeUp.trained)
+    MadeUp.trained.clear()
     again = ["--inits", "default,sincos", "--margin", "0.5", "--output", "second"]
     for most in (3, 11, len(undisturbed)):
-        Pretend.most = most
+        MadeUp.most = most
         with contextlib.suppress(SystemExit):  # of an interruption
             compare(*again)
-        assert len(Pretend.trained) == most
-    assert Pretend.trained == undisturbed
+        assert len(MadeUp.trained) == most
+    assert MadeUp.trained == undisturbed
 
 
 def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the_others(quickly, compare, folder):
     compare("--inits", "default,sincos", "--margin", "0.5")
-    before = set(Pretend.trained)
-    Pretend.trained.clear()
+    before = set(MadeUp.trained)
+    MadeUp.trained.clear()
     compare("--inits", "default,sincos,codes", "--seeds", "0-4")
     codes = expected("codes", Question(margin=0.5), arms=2)
     assert seeds_of("codes") == list(range(codes))
-    assert not before & set(Pretend.trained)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--margin", "1", "--precision", "1"], "argument --precision: not allowed with argument --margin"),
-        (["--max-seeds", "10"], "--max-seeds limits what --precision or --margin asks for"),
-        (["--margin", "1", "--max-seeds", "4"], "argument --max-seeds: invalid choice: 4"),
-        (["--margin", "0"], "argument --margin: expected a number above 0, got '0'"),
-    ],
-)
-def test_a_question_that_cannot_be_is_refused_in_one_line(compare, complaint, folder, arguments, message):
-    assert message in complaint(compare, "--inits", "default,sincos", *arguments)
-    assert not (folder / "out").exists()
+    assert not before & set(MadeUp.trained)

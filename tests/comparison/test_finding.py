@@ -1,24 +1,18 @@
 """``find``: a race on validation, then fresh seeds and the test split; runs give numbers that a test makes up."""
 
-import dataclasses
 import json
 import math
-from pathlib import Path
+import re
 
 import pytest
 import yaml
-from compared import AtOnce
+from compared import MadeUp, prepared
 
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
 from comparison.plan import candidates
-from comparison.plan.arms import parse_arms
-from comparison.plan.comparison import Comparison
-from comparison.plan.further_seeds import question_from
 from comparison.plan.prepare import prepare
-from comparison.plan.roles import ENDINGS, roles_by_name, with_controls
-from comparison.runs.folder import Manifest
-from structured_init import Default, Mimetic
+from structured_init import StructuredInitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 QUICK = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
@@ -26,61 +20,33 @@ NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6]
 GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic": 4.0, "mimetic_scrambled": 0.0}  # points
 
 
-class Pretend(AtOnce):
-    """Runs have given at once what was asked for."""
-
-    trained: list = []  # noqa: RUF012
-    gains: dict = GAIN
-    most = math.inf
-
-    def do(self, run):
-        if len(Pretend.trained) >= Pretend.most:
-            raise KeyboardInterrupt
-        arm, seed = run.arm, run.seed
-        if Pretend.gains[arm] is None:
-            return run.write_failure("it has no memory")
-        Pretend.trained.append((arm, seed, run.tested))
-        value = (50 + seed % 7 + Pretend.gains[arm] + NOISE[(seed + len(arm)) % 7]) / 100
-        run.folder.mkdir(parents=True, exist_ok=True)
-        run.write_settings()
-        metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
-        run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
-        return None
-
-
-def prepared(options, further, command, race=False):
-    """What ``prepare`` returns, without a look at the experiment, which takes a second."""
-    arms = parse_arms(options.inits)
-    initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
-    arms, _ = with_controls(arms, initializers, {}, lambda arm: [None], ENDINGS[options.controls])
-    given = {"folder": Path(options.output), "experiment": ["tiny.yaml"], "seeds": options.seeds, "command": command}
-    comparison = Comparison(arms=arms, **given)
-    references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
-    references |= {"controls": roles_by_name(arms)}
-    references |= {"question": question_from(options, comparison.known() or Manifest(arms={}))}
-    return dataclasses.replace(comparison, **references)
+@pytest.fixture
+def gains():
+    """Points by arm, which a test may change; None for one that cannot be trained."""
+    return dict(GAIN)
 
 
 @pytest.fixture
-def search(folder, monkeypatch):
+def search(folder, made_up, gains, monkeypatch):
     """Find with made-up numbers."""
+
+    def value(run):
+        gain = gains[run.arm]
+        return None if gain is None else 50 + run.seed % 7 + gain + NOISE[(run.seed + len(run.arm)) % 7]
+
+    monkeypatch.setattr(made_up, "value", staticmethod(value))
     monkeypatch.setattr(finding, "prepare", prepared)
     monkeypatch.setattr(comparing, "prepare", prepared)
-    monkeypatch.setattr(comparing, "LocalLauncher", Pretend)
-    monkeypatch.setattr(comparing, "_report", lambda *_: None)
-    monkeypatch.setattr(Pretend, "trained", [])
-    monkeypatch.setattr(Pretend, "gains", GAIN)
-    monkeypatch.setattr(Pretend, "most", math.inf)
     few = lambda words: [] if "--among" in words else ["--among", "sincos,codes"]  # noqa: E731
     return lambda *words: find(["-c", "tiny.yaml", *few(words), "--output", "out", *QUICK, *words])
 
 
 def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(search, folder, capsys):
     search()
-    raced = {seed for _, seed, tested in Pretend.trained if not tested}
-    shown = {seed for _, seed, tested in Pretend.trained if tested}
+    raced = {seed for _, seed, tested in MadeUp.trained if not tested}
+    shown = {seed for _, seed, tested in MadeUp.trained if tested}
     assert (raced, raced & shown) == ({0, 1, 2, 3, 4, 5}, set())
-    assert {arm for arm, _, tested in Pretend.trained if tested} == {"default", "sincos"}
+    assert {arm for arm, _, tested in MadeUp.trained if tested} == {"default", "sincos"}
     assert "Use sincos: -c out/found.yaml" in capsys.readouterr().out
     found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
     assert found == {"init": {"initializer": {"class_path": "Positions"}}}
@@ -100,29 +66,28 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
 )
 def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refused(search, capsys, words, arms, said):
     search("--among", "mimetic", *words)
-    assert {arm for arm, *_, tested in Pretend.trained if tested} == arms
-    assert {arm for arm, *_, tested in Pretend.trained if not tested} == {"default", "mimetic"}  # none races
+    assert {arm for arm, *_, tested in MadeUp.trained if tested} == arms
+    assert {arm for arm, *_, tested in MadeUp.trained if not tested} == {"default", "mimetic"}  # none races
     assert said in capsys.readouterr().out
 
 
 def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
     search()
-    undisturbed = list(Pretend.trained)
-    Pretend.trained.clear()
+    undisturbed = list(MadeUp.trained)
+    MadeUp.trained.clear()
     for most in (4, 20, math.inf):
-        monkeypatch.setattr(Pretend, "most", most)
+        monkeypatch.setattr(MadeUp, "most", most)
         if most < math.inf:
             with pytest.raises(SystemExit) as stop:
                 search("--output", "second")
             assert stop.value.code == 130
         else:
             search("--output", "second")
-    assert Pretend.trained == undisturbed
+    assert MadeUp.trained == undisturbed
 
 
-def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(search, folder, capsys, monkeypatch):
-    gains = {**GAIN, "sincos": 0.1}  # the race sees noise; the evidence does not confirm it
-    monkeypatch.setattr(Pretend, "gains", gains)
+def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(search, folder, capsys, gains):
+    gains["sincos"] = 0.1  # the race sees noise; the evidence does not confirm it
     search("--max-seeds", "10")
     verdict = "All 3 candidates tried. Keep your default. The best of the 3 tried is not shown to be better: sincos"
     assert verdict in capsys.readouterr().out
@@ -131,10 +96,11 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     assert not (folder / "out" / "found.yaml").exists()
 
 
-def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatch, complaint_of):
-    monkeypatch.setattr(Pretend, "gains", {**GAIN, "default": None})
-    said = complaint_of(search, "--among", "default,sincos")
-    assert "nothing is raced, as the baseline cannot be trained: it has no memory" in said
+def test_nothing_is_raced_where_the_default_cannot_be_trained(search, gains):
+    gains["default"] = None
+    said = "nothing is raced, as the baseline cannot be trained: it has no memory"
+    with pytest.raises(StructuredInitError, match=said):
+        search("--among", "default,sincos")
 
 
 @pytest.mark.parametrize(
@@ -147,21 +113,10 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained(search, monkeypatc
         (["--seeds", "98-100"], "--seeds: seeds from 100 on are those of the evidence, which no race takes"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_is_written(search, complaint_of, folder, words, message):
-    assert message in complaint_of(search, *words)
+def test_a_mistake_is_one_line_before_anything_is_written(search, folder, words, message):
+    with pytest.raises(StructuredInitError, match=re.escape(message)):
+        search(*words)
     assert not (folder / "out").exists()
-
-
-@pytest.fixture
-def complaint_of():
-    from structured_init import StructuredInitError
-
-    def said(call, *words):
-        with pytest.raises(StructuredInitError) as error:
-            call(*words)
-        return str(error.value)
-
-    return said
 
 
 @pytest.mark.slow

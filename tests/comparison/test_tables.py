@@ -100,17 +100,6 @@ def test_decimals_follow_the_intervals_that_are_shown_and_tell_the_arms_apart(va
     assert [(row[2].text, row[3].text) for row in headline_table(judged).rows] == rows
 
 
-def test_where_less_is_better_a_smaller_value_is_the_gain(comparison):
-    values = {"default": {0: 0.50, 1: 0.52, 2: 0.54}, "sincos": {0: 0.70, 1: 0.73, 2: 0.73}}
-    folder = comparison(values, pieces=())
-    manifest = dataclasses.replace(read_manifest(folder), metric="val/loss", mode="min")
-    (found,) = find_places(load_results(folder), manifest, load_curves(folder))
-    cell = headline_table(found).rows[1][3]
-    assert cell.kind == "gain"
-    assert cell.text.startswith("−0.2")
-    assert found.target == pytest.approx(0.48)  # mean of 1 − accuracy
-
-
 def test_steps_are_linear_between_evaluations():
     curve = [(10, 0.2), (20, 0.6), (30, 0.5)]
     assert steps_to(curve, 0.4) == pytest.approx(15)
@@ -192,4 +181,3 @@ def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert {number(value, 2, signed) for value in (-0.004, -0.0) for signed in (True, False)} == {"0.00"}
     assert (number(-0.014, 2), number(-2e-15, 16)) == ("−0.01", "−2.0e−15")
     assert Metric("test/accuracy").factor == 100
-    assert Metric("val/loss").label == "val loss"

@@ -60,7 +60,8 @@ def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none()
 
 def test_the_table_says_who_succeeds_more_often():
     counted = successes(one({"default": [0.1] * 6, "mimetic": [0.99] * 6, "half": [0.99, 0.1] * 3}), 0.8)
-    header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
+    lines = headline_table(counted).markdown().splitlines()
+    header, _, default, mimetic, half = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert header == [
         "arm",
         "runs with test accuracy ≥ 80 %",
@@ -71,11 +72,6 @@ def test_the_table_says_who_succeeds_more_often():
     assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "99.0", "better (adjusted p = 0.004)"]
     assert default[2:] == ["10.0", "baseline"]
     assert half[3] == "undecided (adjusted p = 0.18)"
-
-
-def table_lines(counted):
-    header, _, *rows = headline_table(counted).markdown().splitlines()
-    return header, *rows
 
 
 def test_where_all_results_are_0_the_page_says_to_train_longer():

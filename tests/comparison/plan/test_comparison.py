@@ -1,6 +1,5 @@
 import contextlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -175,12 +174,6 @@ def test_a_file_with_values_of_another_kind_is_refused_in_one_line(tmp_path, key
     for read in (asked.known, lambda: read_manifest(tmp_path)):
         with pytest.raises(StructuredInitError, match=f"plan.json': .*its '{key}' is not what a comparison writes"):
             read()
-
-
-def test_a_pipe_in_place_of_the_file_is_refused_in_one_line(tmp_path):
-    os.mkfifo(tmp_path / "plan.json")
-    with pytest.raises(StructuredInitError, match=r"plan\.json"):
-        comparison(tmp_path).known()
 
 
 def test_a_value_of_250_characters_names_a_folder_that_can_be(tmp_path):

@@ -40,22 +40,20 @@ def test_the_best_mean_over_seeds_is_chosen_and_the_smaller_of_two_that_share_it
     assert all(run.tested and not run.complete for run in tested)
 
 
-def test_less_is_better_where_the_metric_says_so(asked):
-    values = {0.1: (0.5, 0.5), 0.2: (0.3, 0.3)}
-    comparison, runs = asked(values, "val/loss", metric="test/loss", mode="min")
-    assert choose(comparison, runs)[""]["default"]["chosen"] == 0.2
-
-
-def test_a_learning_rate_at_which_a_seed_failed_or_gave_no_number_is_not_chosen(asked):
-    comparison, runs = asked({0.1: (0.5, 0.6), 0.2: (0.9, None), 0.3: (0.9, float("nan"))})
-    assert choose(comparison, runs)[""]["default"]["chosen"] == 0.1
-
-
-def test_nothing_is_chosen_where_all_have_failed(asked):
-    comparison, runs = asked({0.1: (None, 0.6), 0.2: (0.9, None)})
+@pytest.mark.parametrize(
+    ("values", "changes", "chosen"),
+    [
+        ({0.1: (0.5, 0.5), 0.2: (0.3, 0.3)}, {"name": "val/loss", "metric": "test/loss", "mode": "min"}, 0.2),
+        ({0.1: (0.5, 0.6), 0.2: (0.9, None), 0.3: (0.9, float("nan"))}, {}, 0.1),
+        ({0.1: (None, 0.6), 0.2: (0.9, None)}, {}, None),
+    ],
+    ids=["less is better", "a seed failed or gave no number", "all have failed"],
+)
+def test_a_learning_rate_is_chosen_where_every_seed_has_a_number(asked, values, changes, chosen):
+    comparison, runs = asked(values, **changes)
     choices = choose(comparison, runs)
-    assert choices[""]["default"]["chosen"] is None
-    assert chosen_runs(choices, runs) == []
+    assert choices[""]["default"]["chosen"] == chosen
+    assert bool(chosen_runs(choices, runs)) == (chosen is not None)
 
 
 def test_each_point_of_a_grid_has_its_own_choice_and_what_was_chosen_elsewhere_stays(asked):

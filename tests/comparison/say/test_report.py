@@ -165,16 +165,9 @@ def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects
     assert text.count("| not started |") == 2
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"default": {0: 0.8}}, "| default | 1 | 80.0 (no interval) | baseline |"),
-        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "+10.0 (1 pair, no interval: run at least 5 seeds)"),
-        ({"default": {0: 0.8}, "sincos": {1: 0.9}}, "nothing paired"),
-    ],
-)
-def test_little_is_reported_as_little(comparison, values, said):
-    assert said in compared.report_text(comparison(values, pieces=(), seconds=False), "result")
+def test_a_baseline_alone_is_reported(comparison):
+    text = compared.report_text(comparison({"default": {0: 0.8}}, pieces=(), seconds=False), "result")
+    assert "| default | 1 | 80.0 (no interval) | baseline |" in text
 
 
 def test_nothing_at_all_is_reported_too(comparison, tmp_path):

@@ -200,10 +200,6 @@ def test_a_later_proposal_finds_it_harder_than_the_one_before():
             "there is no column 'arm' among seed, default, new: a table has the columns arm, seed and a metric",
         ),
         (lambda t: t.assign(other=1.0), "name the metric: the table has loss, other"),
-        (
-            lambda t: t.assign(acc=[0.83] * 10 + [83] * 10).drop(columns="loss"),
-            r"^row 0: 0.83 in the column 'acc' stands beside 83 \(row 10\): write all as fractions, or all in percent",
-        ),
     ],
 )
 def test_what_cannot_be_judged_says_why(change, message):
