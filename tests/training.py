@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
@@ -17,11 +21,23 @@ def quiet_trainer(**options):
     return L.Trainer(**{**usual, **options})
 
 
+def fsdp():
+    """Two processes on CPUs that share out each weight, and write a checkpoint as one."""
+    of_parts = {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+    return ModelParallelStrategy(**of_parts, process_group_backend="gloo")
+
+
 def transformer(embed_dim=12):
     """A vision transformer of two layers and two heads: 8×8 pixels, 4×4 patches and a class token."""
     rates = dict.fromkeys(("drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate"), 0.2)
     sizes = {"img_size": 8, "patch_size": 2, "embed_dim": embed_dim, "depth": 2, "num_heads": 2, "mlp_ratio": 1}
     return VisionTransformer(**sizes, num_classes=3, **rates)
+
+
+def hashes(module):
+    """A hash of every parameter's full value, of parts of it too that stand on other ranks."""
+    full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in module.named_parameters()}
+    return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest()[:16] for name, p in full.items()}
 
 
 class Classifier(L.LightningModule):

@@ -105,16 +105,10 @@ def test_resumed_run_whose_before_is_gone_or_was_never_made_goes_on(tmp_path):
         assert [path.stem for path in attention_folder(second).glob("*.safetensors")] == ["after"]
 
 
-def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
-    def module():
-        return Classifier(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-
+def test_model_without_attention_is_an_error_unless_it_is_to_be_skipped(tmp_path):
+    network = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(StructuredInitError, match=r"Classifier has no attention module .*Conv2d"):
-        fit(tmp_path, AttentionMapCallback(), module())
-    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(on_missing="skip"), module())
-    assert trainer.state.finished
-    assert not callback.records
-    assert not list(tmp_path.rglob("missing.json"))  # it does not attend
+        fit(tmp_path, AttentionMapCallback(), Classifier(network))
 
 
 def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to_be_skipped(tmp_path):
@@ -140,24 +134,6 @@ def test_maps_are_float32_in_any_precision(tmp_path, precision):
     maps = load_file(callback.records["after"]["path"])["network.blocks.0.attn"]
     assert maps.dtype == torch.float32
     torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]), atol=1e-6, rtol=0)
-
-
-def test_module_says_what_its_forward_takes(tmp_path):
-    class Named(Classifier):
-        def forward(self, pixels, extra):
-            return self.network(pixels + extra)
-
-        def training_step(self, batch, index):
-            return self(batch[0], 0).square().mean()
-
-        def validation_step(self, batch, index):
-            pass
-
-        def probe_inputs(self, batch):
-            return {"pixels": batch[0], "extra": torch.zeros_like(batch[0])}
-
-    fit(tmp_path, callback := AttentionMapCallback(samples=3, figures=False), Named(), max_epochs=1)
-    assert callback.records["after"]["layers"]["network.blocks.0.attn"]["shape"] == [3, 2, 17, 17]
 
 
 def test_iterable_data_gives_its_first_samples(tmp_path):

@@ -7,10 +7,7 @@ import pytest
 from callbacks import AttentionMapCallback, RepresentationCallback
 from structured_init.util.errors import StructuredInitError
 
-WHAT = {
-    "attention": (AttentionMapCallback, "write"),
-    "representations": (RepresentationCallback, "write"),
-}
+WHAT = {"attention": AttentionMapCallback, "representations": RepresentationCallback}
 
 
 @pytest.fixture
@@ -18,15 +15,14 @@ def breaking(monkeypatch):
     """Let a callback fail at one moment."""
 
     def break_it(what, moment, error):
-        callback, method = WHAT[what]
-        whole = getattr(callback, method)
+        whole = WHAT[what].write
 
         def broken(self, phase, *rest):
             if phase == moment:
                 raise error
             return whole(self, phase, *rest)
 
-        monkeypatch.setattr(callback, method, broken)
+        monkeypatch.setattr(WHAT[what], "write", broken)
 
     return break_it
 

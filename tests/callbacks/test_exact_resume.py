@@ -1,16 +1,12 @@
 """A resumed run is the undisturbed one. Run as a script, this file trains; the tests kill it and compare."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -22,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
+from training import quiet_trainer
 
 from callbacks import ExactResume, InitCallback
 from lightning_modules.data import EpochSampler, ImageData, ResumableLoader
@@ -34,18 +31,18 @@ ROOT = Path(__file__).parents[2]
 class Rows(DummyLogger):
     """Keeps what is logged, exactly: (step, name) -> value."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.rows: dict[tuple[int, str], float] = {}
+        self.rows = {}
 
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics, step):
         self.rows.update({(step, name): value for name, value in metrics.items()})
 
 
 class Digits(L.LightningModule):
     """A network that draws from every global generator while it trains, and logs in every way."""
 
-    def __init__(self, plateau: bool = False) -> None:
+    def __init__(self, plateau=False):
         super().__init__()
         self.network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
         self.train_accuracy = MulticlassAccuracy(10)
@@ -53,10 +50,10 @@ class Digits(L.LightningModule):
         self.mean_loss = MeanMetric()
         self.plateau = plateau
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images):
         return self.network(images)
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch, batch_idx):
         images, labels = batch
         logits = self.network(images + 0.1 * np.random.normal() + 0.1 * random.random())
         loss = nn.functional.cross_entropy(logits, labels)
@@ -67,18 +64,18 @@ class Digits(L.LightningModule):
         self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch, batch_idx):
         images, labels = batch
         logits = self.network(images)
         self.val_accuracy(logits, labels)
         self.log("val_accuracy", self.val_accuracy)
         self.log("val_loss", nn.functional.cross_entropy(logits, labels))
 
-    def on_train_epoch_end(self) -> None:
+    def on_train_epoch_end(self):
         self.log("by_hand", self.mean_loss.compute())
         self.mean_loss.reset()
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         if self.plateau:
             # Nothing is ever better by so much, so each step of the scheduler that is left out or doubled shows.
@@ -91,48 +88,38 @@ class Digits(L.LightningModule):
 class SaveEverywhere(Checkpoint):
     """Saves at every moment at which a checkpoint may be made, after all other callbacks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def _save(self, trainer: L.Trainer, moment: str) -> None:
+    def _save(self, trainer, moment):
         if not trainer.sanity_checking:
             batch = trainer.fit_loop.total_batch_idx
             trainer.save_checkpoint(self.folder / f"{batch:03d}-{moment}.ckpt")
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         self._save(trainer, "a-batch")
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer, pl_module):
         self._save(trainer, "b-validation")
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer, pl_module):
         self._save(trainer, "c-epoch")
 
 
 class Kill(L.Callback):
     """Ends the process without any chance to tidy up, inside the training step of one batch."""
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch):
         self.batch = batch
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_before_optimizer_step(self, trainer, *_):
         if trainer.fit_loop.total_batch_idx >= self.batch:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fit(
-    *,
-    callbacks: list[L.Callback],
-    checkpoint: Path | str | None = None,
-    workers: int = 0,
-    plateau: bool = False,
-    epochs: int = 3,
-    devices: int = 1,
-    batch_size: int = 64,
-    seed: int | None = 0,
-    data: L.LightningDataModule | None = None,
-    **trainer_arguments: Any,
-) -> dict[str, Any]:
+    callbacks, checkpoint=None, workers=0, plateau=False, epochs=3, devices=1, batch_size=64, seed=0, data=None, **more
+):
     """Train and return everything that must be equal."""
     L.seed_everything(1 if checkpoint is None else 99, verbose=False)  # a resumed process starts from other states
     module = Digits(plateau)
@@ -142,17 +129,13 @@ def fit(
         batch_size=batch_size // devices, fraction=0.25, seed=seed, num_workers=workers, crop_padding=1, flip=True
     )
     logger = Rows()
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
         devices=devices,
         max_epochs=epochs,
         logger=logger,
         callbacks=callbacks,
-        log_every_n_steps=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        **trainer_arguments,
+        **more,
     )
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=None if checkpoint is None else True)
     return {
@@ -166,11 +149,11 @@ def fit(
     }
 
 
-def _numbers(state: dict[str, Any]) -> dict[str, Any]:
+def _numbers(state):
     return {name: value for name, value in state.items() if isinstance(value, (int, float, list))}
 
 
-def assert_equal(resumed: dict[str, Any], undisturbed: dict[str, Any], label: str = "") -> None:
+def assert_equal(resumed, undisturbed, label=""):
     """Compare bit for bit; of the log, the rows that the resumed run wrote."""
     for part in ("weights", "optimizer", "schedulers", "metrics", "steps", "draws"):
         where = f"{label} {part}: "
@@ -193,7 +176,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_run_resumed_from_any_checkpoint_equals_the_undisturbed(case: str, tmp_path: Path) -> None:
+def test_run_resumed_from_any_checkpoint_equals_the_undisturbed(case, tmp_path):
     undisturbed = fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], **CASES[case])
     checkpoints = sorted(tmp_path.glob("*.ckpt"))
     end = undisturbed["steps"][0]
@@ -208,7 +191,7 @@ def test_run_resumed_from_any_checkpoint_equals_the_undisturbed(case: str, tmp_p
         assert "accumulate_grad_batches" in CASES[case] or not missing, (checkpoint.name, missing)
 
 
-def rows_after(checkpoint: Path, rows: dict[tuple[int, str], float]) -> set[tuple[int, str]]:
+def rows_after(checkpoint, rows):
     """What an undisturbed run logs after a checkpoint: of its own step, what is logged later than the checkpoint."""
     batch, later = int(checkpoint.name[:3]), {"accuracy", "loss_epoch", "largest", "by_hand"}
     of_batch = "a-batch" in checkpoint.name
@@ -216,14 +199,14 @@ def rows_after(checkpoint: Path, rows: dict[tuple[int, str], float]) -> set[tupl
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     """A checkpoint in the middle of the first epoch."""
     folder = tmp_path_factory.mktemp("saved")
     fit(callbacks=[ExactResume(), SaveEverywhere(folder)], epochs=1)
     return folder / "002-a-batch.ckpt"
 
 
-def test_without_the_callback_a_resumed_run_is_another_one(tmp_path: Path) -> None:
+def test_without_the_callback_a_resumed_run_is_another_one(tmp_path):
     undisturbed = fit(callbacks=[SaveEverywhere(tmp_path)])
     with pytest.warns(UserWarning, match="made without ExactResume: the resumed run is not exact"):
         resumed = fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt")
@@ -234,12 +217,12 @@ def test_without_the_callback_a_resumed_run_is_another_one(tmp_path: Path) -> No
     ("change", "message"),
     [({"batch_size": 32}, "batch size 64, now it is 32"), ({"seed": 5}, "seed 0, now it is 5")],
 )
-def test_resuming_inside_an_epoch_with_other_batches_is_refused(change: dict, message: str, saved: Path) -> None:
+def test_resuming_inside_an_epoch_with_other_batches_is_refused(change, message, saved):
     with pytest.raises(StructuredInitError, match=f"in the middle of an epoch with {message}"):
         fit(callbacks=[ExactResume()], checkpoint=saved, epochs=1, **change)
 
 
-def test_another_number_of_threads_is_said(saved: Path) -> None:
+def test_another_number_of_threads_is_said(saved):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
@@ -250,11 +233,11 @@ def test_another_number_of_threads_is_said(saved: Path) -> None:
 
 
 class AnotherLoader(ImageData):
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         return DataLoader(self.train_set, 64, shuffle=True, collate_fn=lambda batch: batch)
 
 
-def test_a_loader_without_a_position_is_named() -> None:
+def test_a_loader_without_a_position_is_named():
     callback = ExactResume()
     with pytest.warns(UserWarning, match="train loader has no state_dict"):
         fit(callbacks=[callback], data=AnotherLoader(batch_size=64), epochs=1)
@@ -265,7 +248,7 @@ class PlainLoader(ImageData):
     workers = 0
     generator = False
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self):
         generator = torch.Generator().manual_seed(1) if self.generator else None
         samples = [self.train_set[0, each] for each in range(40)]
         return DataLoader(samples, 16, shuffle=True, generator=generator, num_workers=self.workers)
@@ -274,16 +257,14 @@ class PlainLoader(ImageData):
 class Drawing(ExactResume):
     """Draws at the start of an epoch, as a module or another callback may."""
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer, pl_module):
         torch.rand(1)
 
 
 @pytest.mark.filterwarnings("ignore:The train loader has no state_dict", "ignore:.*does not have many workers")
 @pytest.mark.parametrize("loader", ["plain", "workers", "generator"])
 @pytest.mark.parametrize("case", ["validation_each_epoch", "no_validation"])
-def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(
-    case: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(case, loader, tmp_path, monkeypatch):
     monkeypatch.setattr(PlainLoader, "generator", loader == "generator")
     given = {"data": PlainLoader(batch_size=64), **CASES[case]}
     undisturbed = fit(callbacks=[Drawing(), SaveEverywhere(tmp_path)], **given)
@@ -298,10 +279,10 @@ def test_an_epoch_after_the_last_checkpoint_gets_the_batches_of_any_loader(
 class Augmented(Dataset):
     """40 images, each a function of (epoch, index)."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 40
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, key):
         epoch, index = key
         noise = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(100 * epoch + index))
         return index / 40 + noise, index % 10
@@ -310,7 +291,7 @@ class Augmented(Dataset):
 class OwnData(L.LightningDataModule):
     """The datamodule of docs/lightning.md."""
 
-    def train_dataloader(self) -> ResumableLoader:
+    def train_dataloader(self):
         train_set = Augmented()
         sampler = EpochSampler(len(train_set), shuffle=True, seed=0)
         return ResumableLoader(train_set, batch_size=8, sampler=sampler, generator=torch.Generator())
@@ -321,12 +302,12 @@ class Asks(Initializer):
 
     needs_batch = True
 
-    def plan(self, weights: Any, *, rng: Any, batch: torch.Tensor | None = None) -> None:
+    def plan(self, weights, *, rng, batch=None):
         self.seen = batch
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_own_data_by_epoch_and_index_is_resumed_exactly_and_gives_samples(tmp_path: Path) -> None:
+def test_own_data_by_epoch_and_index_is_resumed_exactly_and_gives_samples(tmp_path):
     asks = Asks()
     callbacks = [InitCallback(asks, seed=0, samples=40), ExactResume(), SaveEverywhere(tmp_path)]
     undisturbed = fit(callbacks=callbacks, data=OwnData(), epochs=2, default_root_dir=tmp_path)
@@ -336,22 +317,19 @@ def test_own_data_by_epoch_and_index_is_resumed_exactly_and_gives_samples(tmp_pa
     assert_equal(resumed, undisturbed)
 
 
-def start_script(log: Path, **options: Any) -> BaseProcess:
+def run_script(*, expect=0, **options):
     import warm_process  # not where this file is the script
 
-    return warm_process.start(__file__, [json.dumps(options, default=str)], {"PYTHONPATH": str(ROOT)}, ROOT, log)
-
-
-def run_script(*, expect: int = 0, **options: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        process = start_script(log := Path(folder, "log"), **options)
+        log, arguments = Path(folder, "log"), [json.dumps(options, default=str)]
+        process = warm_process.start(__file__, arguments, {"PYTHONPATH": str(ROOT)}, ROOT, log)
         process.join(300)
         said = log.read_text()[-3000:]
     process.kill()
     assert process.exitcode == expect, said
 
 
-def run_ranks(**options: Any) -> None:
+def run_ranks(**options):
     import warm_process
 
     with tempfile.TemporaryDirectory() as folder:
@@ -359,11 +337,11 @@ def run_ranks(**options: Any) -> None:
         warm_process.wait(*warm_process.start_ranks(__file__, arguments, {"PYTHONPATH": str(ROOT)}, Path(folder)), 300)
 
 
-def newest(folder: Path) -> Path:
+def newest(folder):
     return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
-def test_killed_run_ends_like_the_undisturbed(tmp_path: Path) -> None:
+def test_killed_run_ends_like_the_undisturbed(tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     run_script(folder=killed, kill=8, workers=2, expect=-signal.SIGKILL)
     assert newest(killed).name == "step=8.ckpt"  # inside the second epoch of 5 batches
@@ -374,7 +352,7 @@ def test_killed_run_ends_like_the_undisturbed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_run_resumed_inside_an_epoch_on_two_processes_ends_like_the_undisturbed(tmp_path: Path) -> None:
+def test_run_resumed_inside_an_epoch_on_two_processes_ends_like_the_undisturbed(tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     run_ranks(folder=killed, checkpoint_only=True)
     run_ranks(folder=killed, checkpoint=killed / "step=4.ckpt")
@@ -384,7 +362,7 @@ def test_run_resumed_inside_an_epoch_on_two_processes_ends_like_the_undisturbed(
         assert_equal(*ends, label=f"rank {rank}")
 
 
-def main() -> None:
+def main():
     options = json.loads(sys.argv[1])
     folder = Path(options.pop("folder"))
     kill, checkpoint = options.pop("kill", None), options.pop("checkpoint", None)

@@ -136,15 +136,8 @@ def test_products_of_two_widths_keep_their_diagonals():
 def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
     from matplotlib import _pylab_helpers
 
-    figures = [
-        zoom_figure({"before": maps()}, columns=4, prefix_tokens=1),
-        profile_figure({"before": {"a.0": torch.rand(2, 7, 7)}}),
-        token_figure({"before": maps()}, ["The", "Ġ$fox$", "\n", "\x00"]),
-        depth_figure({"before": {"a.0": summarize(maps()["blocks.0.attn"][None], (4, 4), 1)}}),
-    ]
-    for number, figure in enumerate(figures):
-        save_figure(figure, tmp_path / f"{number}.png", dpi=40)
-        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
+    save_figure(token_figure({"before": maps()}, ["The", "Ġ$fox$", "\n", "\x00"]), tmp_path / "figure.png", dpi=40)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert not _pylab_helpers.Gcf.figs
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-import transformers
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from training import quiet_trainer
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.head_scores import head_scores
 from callbacks.samples import ProbeBatch
+from lightning_modules import LanguageModel
 from structured_init import Induction, initialize
 
 LENGTH, WORDS = 16, 40
@@ -24,53 +23,30 @@ LAYERS = ["network.transformer.h.0.attn", "network.transformer.h.1.attn"]
 SCORES = ["val/induction_score", "val/previous_token_score"]
 
 
-class Texts(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.randint(WORDS, (LENGTH,), generator=torch.Generator().manual_seed(index))
+def text(index):
+    return torch.randint(WORDS, (LENGTH,), generator=torch.Generator().manual_seed(index))
 
 
-class Language(L.LightningModule):
+def language(cls=LanguageModel):
     """A GPT-2 of two layers, initialized to continue what came before."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, "vocab_size": WORDS}
-        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, attn_pdrop=0.1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.network = transformers.GPT2LMHeadModel(config)
-        initialize(self.network, Induction())
-
-    def forward(self, input_ids):
-        return self.network(input_ids).logits
-
-    def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
-
-    def validation_step(self, batch, index):
-        return None
-
-    def probe_inputs(self, batch):
-        return batch
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), 1e-3)
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1, "attn_pdrop": 0.1}
+    torch.manual_seed(0)
+    model = cls("gpt2", sizes, vocab_size=WORDS, block_size=LENGTH)
+    initialize(model.network, Induction())
+    return model
 
 
-class Recall(Language):
+class Recall(LanguageModel):
     """Marks what it is asked for: the last three tokens."""
 
     def probe_queries(self, batch):
-        return (torch.arange(LENGTH) >= LENGTH - 3).expand(len(batch), -1)
+        return (torch.arange(LENGTH) >= LENGTH - 3).expand(len(batch["input_ids"]), -1)
 
 
 def fit(folder, module, callback):
     L.seed_everything(0, verbose=False)
     trainer = quiet_trainer(max_epochs=2, logger=CSVLogger(folder), callbacks=[callback])
-    texts = DataLoader(Texts(), 4)
+    texts = DataLoader([{"input_ids": text(index), "labels": text(index)} for index in range(8)], 4)
     trainer.fit(module, texts, texts)
     return Path(trainer.log_dir)
 
@@ -78,7 +54,7 @@ def fit(folder, module, callback):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     callback = AttentionMapCallback(samples=4, every_n_epochs=1, figures=False)
-    module = Language()
+    module = language()
     return fit(tmp_path_factory.mktemp("scores"), module, callback), callback, module
 
 
@@ -112,7 +88,7 @@ def test_the_induction_score_is_that_of_random_tokens_that_come_twice():
             maps[:, :, t, t - LENGTH // 2 + 1] += 0.5
         return {"a": maps}
 
-    texts = torch.stack([Texts()[index] for index in range(3)])
+    texts = torch.stack([text(index) for index in range(3)])
     probe = ProbeBatch((texts,), {}, "validation", [], [])
     scores = head_scores({"a": torch.eye(LENGTH).expand(2, 1, -1, -1)}, probe, capture, seed=0)
     assert scores == {"a": {"previous_token_score": [0.0], "induction_score": [0.5]}}
@@ -137,13 +113,13 @@ def test_loggers_get_the_best_head_once_a_step(trained):
 
 def test_a_module_that_marks_its_questions_is_scored_there(tmp_path):
     callback = AttentionMapCallback(samples=4, figures=False)
-    folder = fit(tmp_path, Recall(), callback)
+    folder = fit(tmp_path, language(Recall), callback)
     maps = load_file(folder / "attention" / "before.safetensors")[LAYERS[1]]
-    texts = torch.stack([Texts()[index] for index in callback.records["before"]["indices"]])
+    texts = torch.stack([text(index) for index in callback.records["before"]["indices"]])
     attention = []
-    for sample, text in enumerate(texts):
+    for sample, row in enumerate(texts):
         for t in range(LENGTH - 3, LENGTH):
-            if places := [s for s in range(1, t) if text[s - 1] == text[t]]:
+            if places := [s for s in range(1, t) if row[s - 1] == row[t]]:
                 attention.append(sum(maps[sample, :, t, s] for s in places))
     assert attention
     expected = torch.stack(attention).mean(0).tolist()

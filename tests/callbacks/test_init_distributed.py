@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -12,12 +11,13 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
+from training import fsdp, hashes, quiet_trainer
 
 from callbacks import InitCallback
 from structured_init import (
@@ -106,12 +106,6 @@ class Watch(pl.Callback):
         self.notes["end"] = hashes(pl_module)
 
 
-def hashes(module):
-    """Hash every parameter's full value."""
-    full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in module.named_parameters()}
-    return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest()[:16] for name, p in full.items()}
-
-
 def single_process(initializer, seed=SEED, batch=None):
     """Return the hashes of what one process makes of rank 0's model."""
     pl.seed_everything(FIRST_RANK_SEED, verbose=False)
@@ -130,30 +124,14 @@ def ddp():
     return DDPStrategy(process_group_backend="gloo")
 
 
-def fsdp():
-    return ModelParallelStrategy(
-        data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend="gloo"
-    )
-
-
 def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, resume=None, own_data=False):
     """Train on this rank; return what was seen, or the line of an expected mistake."""
     rank = int(os.environ["LOCAL_RANK"])
     pl.seed_everything(FIRST_RANK_SEED + (0 if same_seed else rank), verbose=False)
     model, watch = Classifier(late), Watch()
     watch.notes["built"] = {} if late else hashes(model)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy(),
-        callbacks=[callback, watch],
-        max_epochs=epochs,
-        logger=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    options = {"devices": 2, "strategy": strategy(), "max_epochs": epochs, "default_root_dir": folder}
+    trainer = quiet_trainer(callbacks=[callback, watch], **options)
     try:
         trainer.fit(model, data(rank if own_data else 0), ckpt_path=resume and folder.parent / resume / "1.ckpt")
     except StructuredInitError as error:

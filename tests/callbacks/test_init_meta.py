@@ -5,7 +5,6 @@ Run as a script, this file is one of two ranks; the tests read its notes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -15,14 +14,13 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.data import DataLoader
+from training import fsdp, hashes, quiet_trainer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from callbacks import InitCallback
@@ -86,12 +84,6 @@ class Noted(InitCallback):
         self.start = hashes(pl_module)
 
 
-def hashes(model):
-    """Hash every parameter's full value."""
-    full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in model.named_parameters()}
-    return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest()[:16] for name, p in full.items()}
-
-
 def single_process(prefix=""):
     """Return the hashes of what one process makes of the whole model, of the parameters that the start writes."""
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
@@ -132,23 +124,7 @@ def by_hand(folder):
 
 def in_lightning(folder):
     callback = Noted(start(), seed=SEED)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=ModelParallelStrategy(
-            data_parallel_size=2,
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=False,
-            process_group_backend="gloo",
-        ),
-        callbacks=[callback],
-        max_steps=1,
-        logger=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(devices=2, strategy=fsdp(), callbacks=[callback], max_steps=1, default_root_dir=folder)
     model = Sharded()
     tokens = torch.arange(32).reshape(4, 8)
     trainer.fit(model, DataLoader(tokens, batch_size=2))
