@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 
 import structured_init
 from lightning_modules.cli import main
-from lightning_modules.cli.commands import BUILT_IN, EVERYWHERE, OWN
+from lightning_modules.cli.commands import EVERYWHERE, OWN
 from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.listing import configurations
-from lightning_modules.cli.named_model import by_position
 
 GPT = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
 
@@ -76,13 +75,6 @@ def test_weights_of_a_module_around_a_network_or_of_a_plain_loop_are_read(folder
     with pytest.raises(SystemExit):
         main(["audit", "test_vit", "--model.args.num_classes=7", "--checkpoint", "last.ckpt"])
     assert "the checkpoint belongs to another network: 'head.weight' has shape" in capsys.readouterr().err
-
-
-def test_names_become_options_and_everything_else_stays():
-    assert by_position(["show", "vit_digits", "mimetic{qk_alpha=0.1}", "--plan"]) == [
-        *("show", "-c", "vit_digits", "-c", "mimetic{qk_alpha=0.1}", "--plan")
-    ]
-    assert by_position(["audit", "mine.yaml"]) == ["audit", "-c", "mine.yaml"]
 
 
 def test_every_initialization_has_one_line_of_the_terminal_and_a_paragraph(capsys, monkeypatch):
@@ -148,4 +140,3 @@ def test_every_command_has_help_that_names_the_documentation(capsys):
         with contextlib.suppress(SystemExit):
             main(command)
         assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("documentation: "), command
-    assert "list" in BUILT_IN

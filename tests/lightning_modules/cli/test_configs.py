@@ -22,7 +22,6 @@ from lightning_modules.cli.configurations import (
     expand,
     find_config,
     merged,
-    read_config,
     shipped_configs,
 )
 from structured_init import StructuredInitError
@@ -159,16 +158,6 @@ def test_a_configuration_is_replaced_by_what_it_says_and_nothing_else_is_touched
         word for each in ({"model": {"init_args": {"optimizer": adamw}}}, {}) for word in ("--config", json.dumps(each))
     ]
     assert said == ["fit", "--config", json.dumps(init), "--x", "init/mimetic", *layers, "--plan=true", "--y"]
-
-
-def test_a_file_comes_after_those_it_is_layered_over():
-    data = ["data/python_docs", "data/tiny_shakespeare"]
-    contents = find_config("llama_modern_short").contents
-    names = [each["data"]["init_args"]["name"] for each in contents if "data" in each]
-    assert names == [read_config(CONFIGS[each])["data"]["init_args"]["name"] for each in data]
-    assert contents[-1] == {
-        key: each for key, each in read_config(CONFIGS["experiment/llama_modern_short"]).items() if key != "layers"
-    }
 
 
 def test_the_users_files_are_layered_too_by_path_or_by_name(tmp_path, monkeypatch):

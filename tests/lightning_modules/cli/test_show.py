@@ -64,29 +64,22 @@ def test_a_layer_that_is_not_there_is_named(cli, complaint):
 
 
 OWN = """
+from collections import namedtuple
+
 import torch
-from lightning.pytorch import LightningModule
-from torch import nn
+from lightning.pytorch import LightningDataModule, LightningModule
+from strangers import Apart
+from torch.utils.data import DataLoader
 
 
 class Tile(LightningModule):
     def __init__(self):
         super().__init__()
-        self.patch, self.qkv, self.out = nn.Conv2d(1, 16, 2, 2), nn.Linear(16, 48), nn.Linear(16, 16)
+        self.patch, self.attend = torch.nn.Conv2d(1, 12, 2, 2), Apart()
 
     def forward(self, images):
-        tokens = self.patch(images).flatten(2).mT
-        q, k, v = self.qkv(tokens).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        attention = (q @ k.mT / 8**0.5).softmax(-1)
-        return self.out((attention @ v).transpose(1, 2).flatten(2)).mean(1)
-"""
+        return self.attend(self.patch(images).flatten(2).mT).mean(1)
 
-
-LOADERS = """
-from collections import namedtuple
-
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
 
 SAMPLES = [namedtuple("Sample", "image label")(torch.randn(1, 8, 8), label) for label in range(4)]
 
@@ -116,7 +109,7 @@ class Late(LightningModule):
 def test_attention_is_found_and_drawn_however_a_module_gets_its_data(folder, monkeypatch, model, data):
     monkeypatch.syspath_prepend(folder)
     name = f"tile_{model}_{data}".lower()  # imported once for each name
-    (folder / f"{name}.py").write_text(OWN + LOADERS)
+    (folder / f"{name}.py").write_text(OWN)
     (folder / "own.yaml").write_text(f"model: {name}.{model}\n" + (f"data: {name}.{data}\n" if data else ""))
     main(["show", "own.yaml", "mimetic{query_key=false,positions=keep}", "--output", "seen"])
     assert (folder / "seen" / "attention.png").exists()

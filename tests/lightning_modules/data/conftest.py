@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,15 +16,6 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     datasets.disable_progress_bars()
-
-
-@pytest.fixture
-def real_data():
-    """The folder of real datasets that the environment names."""
-    folder = os.environ.get("STRUCTURED_INIT_DATA")
-    if not folder or not (Path(folder) / "cifar10").is_dir():
-        pytest.skip("STRUCTURED_INIT_DATA does not name a folder that holds cifar10")
-    return Path(folder)
 
 
 def png(pixels: np.ndarray) -> dict:

@@ -91,14 +91,6 @@ def test_position_of_an_epoch_that_is_over_is_not_used_in_the_next():
     assert len(list(resumed)) == 5
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 5}, "with batch size 4, now it is 5"),
-        ({"size": 40}, "with number of batches 5, now it is 10"),
-        ({"seed": 1}, "with seed 0, now it is 1"),
-    ],
-)
-def test_state_of_another_loader_is_refused(change, message):
-    with pytest.raises(StructuredInitError, match=message):
-        loader(**change).load_state_dict(loader().state_dict())
+def test_state_of_a_loader_of_other_length_is_refused():
+    with pytest.raises(StructuredInitError, match="with number of batches 5, now it is 10"):
+        loader(size=40).load_state_dict(loader().state_dict())

@@ -26,14 +26,9 @@ def message(path, **arguments) -> str:
 def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(monkeypatch):
     monkeypatch.delenv("STRUCTURED_INIT_DATA", raising=False)
     said = message("Salesforce/wikitex")
-    for part in (
-        "no dataset 'Salesforce/wikitex'",
-        "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt)",
-        "STRUCTURED_INIT_DATA",
-        "python-docs, which needs no download",
-        "did you mean 'Salesforce/wikitext'?",
-    ):
-        assert part in said
+    assert "no dataset 'Salesforce/wikitex'" in said
+    assert "python-docs, which needs no download" in said
+    assert "did you mean 'Salesforce/wikitext'?" in said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network
 from lightning_modules.networks.compact_transformer import CompactTransformer, compact_arguments, text_arguments
 from lightning_modules.tasks.optim import parameter_groups
-from structured_init import StructuredInitError, attention_sites, initialize, position_sites
+from structured_init import StructuredInitError, attention_sites, position_sites
 from structured_init.analysis import capture_attention
 from structured_init.hosts.mlp import mlps
 
@@ -21,9 +21,7 @@ PARAMETERS = {
     ("vit_lite_7_4_32", 10): 3_716_874,
     ("cvt_6_4_32", 10): 3_190_283,
     ("cvt_7_4_32", 10): 3_716_619,
-    ("cvt_2_4_32", 10): 214_539,
     ("cvt_4_4_32", 10): 412_939,
-    ("cct_2_3x2_32", 10): 283_723,
     ("cct_4_3x2_32", 10): 482_123,
     ("cct_6_3x1_32", 10): 3_233_803,
     ("cct_6_3x2_32", 10): 3_326_923,
@@ -33,7 +31,6 @@ PARAMETERS = {
     ("cct_14_7x2_224", 1000): 22_367_273,
     ("cct_14_7x2_384", 1000): 22_513_193,
 }
-# tokens along a side
 SMALL = {"embed_dim": 12, "depth": 2, "num_heads": 3, "mlp_ratio": 2}
 KINDS = {
     "cct": {"kernel_size": 3, "conv_layers": 2, "image_size": 16},
@@ -119,27 +116,7 @@ def test_sites_give_and_take_every_matrix(kind):
     }
 
 
-@pytest.mark.parametrize("kind", ["cct", "vit_lite"])
-def test_default_and_mimetic_start_compact_transformers(kind):
-    from structured_init import Default, Mimetic
-
-    width = {"embed_dim": 64, "num_heads": 2}
-    before = small(kind, **width)
-    network = small(kind, **width)
-    assert initialize(network, Default(), seed=0).changed == []
-    torch.testing.assert_close(network.state_dict(), before.state_dict())
-
-    initialize(network, Mimetic(positions="keep", value_output=True), seed=0)
-    for site in attention_sites(network):
-        product = sum(site.value[h] @ site.output[h] for h in range(2))
-        assert product.diagonal().mean().item() == pytest.approx(-0.4, abs=0.05)
-        for head in range(2):  # rank k of 0.7 Z + 0.7 I: its trace is positive
-            assert (site.query[head] @ site.key[head].T).diagonal().mean().item() > 0.3
-
-
-def test_another_image_size_and_what_has_no_meaning_are_refused():
-    with pytest.raises(RuntimeError, match=r"The size of tensor a \(64\) must match the size of tensor b \(16\)"):
-        small("cct")(torch.randn(1, 3, 32, 32))
+def test_what_has_no_meaning_is_refused():
     for kind, changes, message in [
         ("cvt", {"image_size": 18}, "patch_size 4 does not divide image_size 18"),
         (

@@ -60,22 +60,6 @@ def test_a_text_does_not_depend_on_the_padding_or_the_texts_beside_it(kind, posi
     assert not torch.allclose(network(ids)[:1], alone, atol=1e-3)
 
 
-def test_the_tokenizer_is_a_convolution_over_whole_embeddings():
-    tokenizer = small("cct_wide").tokenizer
-    kernel = tokenizer.conv_layers[0].weight[:, 0].detach()  # (D, k, E)
-    text, mask = torch.randn(1, 12, 8), torch.ones(1, 12).bool()
-    padded = F.pad(text, (0, 0, 2, 2))[0]
-    convolved = torch.stack([(padded[i : i + 4] * kernel).sum((1, 2)) for i in range(13)]).clamp(min=0)
-    edged = F.pad(convolved, (0, 0, 1, 1), value=-torch.inf)
-    pooled = torch.stack([edged[2 * i : 2 * i + 2].amax(0) for i in range(7)])
-    tokens, seen = tokenizer(text, mask)
-    torch.testing.assert_close(tokens[0], pooled)
-    assert seen.all()
-    only_first = torch.arange(12)[None] == 0
-    # a convolution of 4 with padding 2 has the first token in its outputs 0 to 2, which three pooled tokens see
-    assert tokenizer.mask(only_first).tolist() == [[True, True, False, False, False, False, False]]
-
-
 def test_the_classifier_of_texts_builds_one_by_name_for_its_longest_text():
     classifier = TextClassifier("text_cvt_2_4", {"word_embed_dim": 8}, num_classes=3, vocab_size=20, block_size=16)
     assert classifier.network.seq_len == 16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from hosts import TOKENS, of_transformers
 
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network, place_token_softmax
@@ -16,31 +17,19 @@ from structured_init.layers import TokenSoftmaxValue
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
 
 
-def gpt2(**changes):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": 12, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 24}
-    return seeded(lambda: GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=None, **changes)))
-
-
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=12, num_key_value_heads=2, **sizes, bos_token_id=0, eos_token_id=None)
-    return seeded(lambda: LlamaForCausalLM(config))
+SMALL = {"vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, **TOKENS}
+HOSTS = {
+    "GPT2LMHeadModel": {"n_positions": 24},
+    "LlamaForCausalLM": {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24},
+    "BertForSequenceClassification": {"intermediate_size": 24},
+}
+CAUSAL = [name for name in HOSTS if not name.startswith("Bert")]
 
 
-def bert():
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    return seeded(lambda: BertForSequenceClassification(BertConfig(vocab_size=12, **sizes)))
-
-
-def seeded(build):
+def host(name):
+    """A small model of transformers, away from its start."""
     torch.manual_seed(0)
-    network = build().eval()
+    network = of_transformers(name, **{**SMALL, **HOSTS[name]}).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -104,19 +93,19 @@ def test_the_pooling_takes_it_alone():
 # transformers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [gpt2, llama, bert])
-def test_a_model_of_transformers_is_the_same_at_alpha_zero(build):
-    plain, mixed = build(), place_token_softmax(build(), mode="remix", alpha=0.0, learnable=True)
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_model_of_transformers_is_the_same_at_alpha_zero(name):
+    plain, mixed = host(name), place_token_softmax(host(name), mode="remix", alpha=0.0, learnable=True)
     with torch.no_grad():
         torch.testing.assert_close(plain(IDS).logits, mixed(IDS).logits, rtol=1e-4, atol=1e-5)
     assert len(values_of(mixed)) == 2
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
-def test_a_causal_model_sees_no_future_and_generates_alike_with_and_without_a_cache(build):
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_model_sees_no_future_and_generates_alike_with_and_without_a_cache(name):
     from transformers import Cache
 
-    model = place_token_softmax(build(), mode="remix", alpha=0.7, scale=3.0)
+    model = place_token_softmax(host(name), mode="remix", alpha=0.7, scale=3.0)
     other = IDS.clone()
     other[:, 5:] = 0
     with torch.no_grad():
@@ -132,7 +121,7 @@ def test_a_causal_model_sees_no_future_and_generates_alike_with_and_without_a_ca
 
 
 def test_gpt2s_attention_is_that_of_softmaxes_over_the_past():
-    model = place_token_softmax(gpt2().double(), mode="replace")
+    model = place_token_softmax(host("GPT2LMHeadModel").double(), mode="replace")
     attention = model.transformer.h[0].attn
     x = torch.randn(1, 5, 16, dtype=torch.float64)
     query, key, value = (part.view(1, 5, 2, 8).transpose(1, 2) for part in attention.c_attn(x).split(16, dim=-1))
@@ -146,9 +135,9 @@ def test_gpt2s_attention_is_that_of_softmaxes_over_the_past():
     torch.testing.assert_close(attention(x)[0], expected)
 
 
-@pytest.mark.parametrize("build", [gpt2, bert])
-def test_padding_changes_nothing(build):
-    model = place_token_softmax(build(), mode="add", scale=5.0)
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForSequenceClassification"])
+def test_padding_changes_nothing(name):
+    model = place_token_softmax(host(name), mode="add", scale=5.0)
     padded, mask = torch.cat([IDS, torch.zeros_like(IDS[:, :3])], 1), torch.ones(2, 11, dtype=torch.int64)
     mask[:, 8:] = 0
     with torch.no_grad():

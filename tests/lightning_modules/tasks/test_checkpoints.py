@@ -36,12 +36,6 @@ def last(finished, folder):
     return str(shutil.copytree(finished, folder / "finished") / "last.ckpt")
 
 
-def test_a_resumed_run_goes_on_from_the_checkpoint(cli, last):
-    resumed = cli("fit", "--ckpt_path", last, "--trainer.max_epochs=2", "--attention.enabled=false")
-    assert resumed.trainer.current_epoch == 2
-    assert resumed.trainer.global_step == 2 * torch.load(last, weights_only=True)["global_step"]
-
-
 def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder):
     (folder / "often.yaml").write_text(
         "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: "

@@ -70,12 +70,6 @@ def test_a_head_of_computed_weight_goes_to_the_fallback():
     assert [id(each) for each in hidden] == [id(model[0].weight)]
 
 
-def test_a_tied_parameter_is_in_one_group_once():
-    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
-    second.weight = first.weight
-    assert [len(group["params"]) for group in parameter_groups(nn.Sequential(first, second))] == [1]
-
-
 def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
     rates = [learning_rate(step, base_lr=1e-3, **SCHEDULE) for step in range(120)]
     assert rates[0] == pytest.approx(1e-5)

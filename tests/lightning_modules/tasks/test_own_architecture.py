@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from structured_init import attention_sites
 
 USER_FILE = """
-import torch
+from strangers import DIM, HEADS, WIDTH, Apart
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,33 +19,26 @@ from lightning_modules import ImageClassifier
 from structured_init import AttentionLayout, Projection, register_attention
 
 
-class MyAttention(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads, self.head_dim = heads, dim // heads
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
-
-    def forward(self, x):
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+class MyAttention(Apart):
+    pass
 
 
 @register_attention(MyAttention, grid=(4, 4))
 def my_attention(module):
     return AttentionLayout(
-        query=Projection(module.to_q.weight, module.heads, module.head_dim),
-        key=Projection(module.to_k.weight, module.heads, module.head_dim),
-        value=Projection(module.to_v.weight, module.heads, module.head_dim),
-        output=Projection(module.to_out.weight, module.heads, module.head_dim, axis=1),
+        query=Projection(module.ask.weight, HEADS, DIM),
+        key=Projection(module.meet.weight, HEADS, DIM),
+        value=Projection(module.carry.weight, HEADS, DIM),
+        output=Projection(module.write.weight, HEADS, DIM, axis=1),
     )
 
 
 class MyNetwork(nn.Module):
-    def __init__(self, channels, classes, dim, heads, layers):
+    def __init__(self, channels, classes, layers):
         super().__init__()
-        self.patches = nn.Conv2d(channels, dim, 2, stride=2)
-        self.layers = nn.ModuleList(MyAttention(dim, heads) for _ in range(layers))
-        self.head = nn.Linear(dim, classes)
+        self.patches = nn.Conv2d(channels, WIDTH, 2, stride=2)
+        self.layers = nn.ModuleList(MyAttention() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, classes)
 
     def forward(self, images):
         x = self.patches(images).flatten(2).mT
@@ -60,7 +53,7 @@ class MyClassifier(ImageClassifier):
         super().__init__(**kwargs)
 
     def configure_network(self):
-        return MyNetwork(self.in_channels, self.num_classes, dim=16, heads=2, layers=self.layers)
+        return MyNetwork(self.in_channels, self.num_classes, self.layers)
 """
 
 
@@ -77,11 +70,11 @@ def test_one_overridden_method_brings_an_architecture_with_its_own_attention(cli
     assert [site.name for site in sites] == [f"network.layers.{layer}" for layer in range(3)]
     for site in sites:  # without noise each head's product is 0.7 times a projection of rank head_dim
         spectrum = torch.linalg.svdvals(site.query @ site.key.mT)
-        torch.testing.assert_close(spectrum, torch.tensor([0.7] * 8 + [0.0] * 8).expand(2, 16), atol=1e-5, rtol=0)
+        torch.testing.assert_close(spectrum, torch.tensor([0.7] * 4 + [0.0] * 8).expand(3, 12), atol=1e-5, rtol=0)
     assert run.model.hparams["layers"] == 3
     attention = load_file(f"{run.trainer.log_dir}/attention/before.safetensors")
-    assert [maps.shape[1:] for maps in attention.values()] == [(2, 16, 16)] * 3
+    assert [maps.shape[1:] for maps in attention.values()] == [(3, 16, 16)] * 3
     report = json.loads(Path(run.trainer.log_dir, "init_report.json").read_text())
     assert {name for entry in report["entries"] if entry["set_by"] for name in entry["names"]} == {
-        f"network.layers.{layer}.to_{part}.weight" for layer in range(3) for part in ("q", "k", "v", "out")
+        f"network.layers.{layer}.{part}.weight" for layer in range(3) for part in ("ask", "meet", "carry", "write")
     }

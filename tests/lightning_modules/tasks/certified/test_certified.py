@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import quiet_trainer as trainer
 
 from lightning_modules import CertifiedClassifier
+from lightning_modules.cli import main
 from lightning_modules.tasks.certified import classifier as classifier_file
 from structured_init import StructuredInitError
 
@@ -101,8 +102,6 @@ class Odd(nn.Module):
 
 @pytest.mark.slow
 def test_a_run_from_the_command_line_certifies_and_learns(folder):
-    from lightning_modules.cli import main
-
     (folder / "certified.yaml").write_text(CONFIG)
     run = main(["fit", "-c", "certified.yaml", "--trainer.max_epochs=8", "--data.fraction=0.8"])
     logged = run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)[0]
@@ -117,8 +116,6 @@ def test_a_run_from_the_command_line_certifies_and_learns(folder):
 
 
 def test_scaled_data_are_refused_before_anything_runs(folder, complaint):
-    from lightning_modules.cli import main
-
     (folder / "certified.yaml").write_text(CONFIG)
     message = complaint(main, ["fit", "-c", "certified.yaml", "--data.std=[0.25]"])
     assert message == (

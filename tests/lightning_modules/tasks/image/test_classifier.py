@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from training import quiet_trainer as trainer
@@ -114,18 +113,3 @@ def test_the_hyperparameters_load_without_running_code(tmp_path):
     model.eval()
     again.eval()
     torch.testing.assert_close(again(images), model(images))
-
-
-class Data(LightningDataModule):
-    num_classes = 12
-
-    def train_dataloader(self):
-        return loader()
-
-    def val_dataloader(self):
-        return loader()
-
-
-def test_data_of_other_classes_than_the_network_are_refused_in_one_line():
-    with pytest.raises(StructuredInitError, match=r"^the data has num_classes 12, the model 10: set num_classes$"):
-        trainer(num_sanity_val_steps=0).fit(classifier(), datamodule=Data())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from training import quiet_trainer
 
 from lightning_modules import LanguageModel
@@ -46,17 +46,9 @@ def tokens():
     return draw
 
 
-class Blocks(Dataset):
-    """Rows of a batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __len__(self):
-        return len(self.batch["input_ids"])
-
-    def __getitem__(self, index):
-        return {name: values[index] for name, values in self.batch.items()}
+def rows(batch):
+    """The rows of a batch, each with its names."""
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
 
 class Letters:
@@ -80,13 +72,13 @@ class Text(LightningDataModule):
         self.validation = validation if validation is not None else batch
 
     def train_dataloader(self):
-        return DataLoader(Blocks(self.batch), self.batch_size, shuffle=True)
+        return DataLoader(rows(self.batch), self.batch_size, shuffle=True)
 
     def val_dataloader(self):
-        return DataLoader(Blocks(self.validation), self.batch_size)
+        return DataLoader(rows(self.validation), self.batch_size)
 
     def test_dataloader(self):
-        return DataLoader(Blocks(self.validation), self.batch_size)
+        return DataLoader(rows(self.validation), self.batch_size)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from callbacks import AttentionMapCallback
-from structured_init.analysis import capture_attention
 
 
 def captured(model, trainer, data, folder):
@@ -39,9 +38,3 @@ def test_maps_are_those_of_eager_attention(network, packed, language_model, trai
         assert (found.triu(1) == 0).all() == (model.objective == "causal")
         if packed:
             assert found[:, :, 5:9, :5].abs().max() == 0  # the second document does not see the first
-
-
-def test_a_probe_by_name_is_what_capture_takes(language_model, tokens):
-    model = language_model()
-    maps = capture_attention(model, **model.probe_inputs(tokens()))
-    assert [layer.shape for layer in maps.values()] == [(3, 4, 12, 12)] * 2

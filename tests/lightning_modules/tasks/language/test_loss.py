@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_modules.tasks.language.metrics import shifted, token_loss
+from lightning_modules.tasks.language.metrics import token_loss
 
 
 @pytest.mark.parametrize("network", ["gpt2", "bert"])
@@ -27,7 +27,3 @@ def test_half_precision_logits_are_counted_in_single_precision():
     logits = torch.zeros(1, 2, 1000, dtype=torch.bfloat16)
     loss = token_loss(logits, torch.zeros(1, 2, dtype=torch.long))
     assert loss.objective.item() == pytest.approx(math.log(1000), rel=1e-6)
-
-
-def test_values_move_to_the_positions_that_predict_them():
-    assert shifted(torch.tensor([[1, 2, 3]]), -100).tolist() == [[2, 3, -100]]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
+from training import quiet_trainer
 
 from lightning_modules import LanguageModel
 from lightning_modules.tasks.language.metrics import token_metrics
@@ -122,9 +122,8 @@ def small():
 def rank(folder):
     """Validate on batches that differ between the ranks in number of tokens."""
     batches = DataLoader(ragged(int(os.environ["LOCAL_RANK"])), batch_size=None)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     place = {"devices": 2, "strategy": DDPStrategy(process_group_backend="gloo"), "use_distributed_sampler": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder, **place, **quiet)
+    trainer = quiet_trainer(default_root_dir=folder, **place)
     (logged,) = trainer.validate(small(), batches, verbose=False)
     Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(logged))
 

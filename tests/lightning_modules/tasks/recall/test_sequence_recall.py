@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,14 +36,10 @@ def model(network="mamba2", network_args=None, **changes):
     return SequenceRecall(network, ARGS.get(network) if network_args is None else network_args, **{**sizes, **changes})
 
 
-def trainer(tmp_path, **changes):
-    return quiet_trainer(default_root_dir=tmp_path, **changes)
-
-
 @pytest.mark.parametrize("network", ["mamba2", "llama"])
 def test_a_backbone_trains_and_is_tested_at_each_length(network, tmp_path):
     torch.manual_seed(0)
-    task, runner = model(network), trainer(tmp_path)
+    task, runner = model(network), quiet_trainer(default_root_dir=tmp_path)
     before = {name: tensor.clone() for name, tensor in task.named_parameters()}
     runner.fit(task, data())
     assert {"train/loss", "val/exact_match", "val/loss", "val/exact_match_4"} <= set(runner.callback_metrics)
@@ -97,7 +91,7 @@ class OwnRecall(SequenceRecall):
 
 def test_a_network_of_one_s_own_is_counted_right(tmp_path):
     task = OwnRecall(vocab_size=7, block_size=14)
-    (found,) = trainer(tmp_path).test(task, data(), verbose=False)
+    (found,) = quiet_trainer(default_root_dir=tmp_path).test(task, data(), verbose=False)
     assert found["test/exact_match_4"] == found["test/token_accuracy_4"] == 1
     assert found["test/exact_match_6"] == 0
     assert found["test/token_accuracy_6"] == pytest.approx(5 / 6)
@@ -142,14 +136,6 @@ def test_decays_step_biases_and_skips_never_decay(network, decay_all):
     assert (id(norm) in decayed) is decay_all
 
 
-@pytest.mark.parametrize(
-    ("network", "network_args", "changes", "message"),
-    [
-        ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
-        ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'"),
-    ],
-)
-def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, changes, message):
-    with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
-        model(network, network_args, **changes)
-    assert "\n" not in str(caught.value)
+def test_a_network_that_recall_is_not_compared_on_is_refused():
+    with pytest.raises(StructuredInitError, match="unknown network 'mamba3': did you mean 'mamba"):
+        model("mamba3")
