@@ -47,6 +47,11 @@ def fused(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
+def attending(function):
+    """Make four linear maps of a function that gives what the heads give of queries, keys and values."""
+    return type(function.__name__, (Apart,), {"attend": staticmethod(function), "__doc__": function.__doc__})
+
+
 # Four linear maps with something else done to queries and keys, or between them and what the heads give.
 VARIANTS = {
     # Queries and keys have their channels in another order than the linear maps.
@@ -179,12 +184,11 @@ class BatchNormed(Apart):
         return self.write(merged(self.attend(q, k, v)))
 
 
-class ReachByHead(Apart):
+@attending
+def ReachByHead(q, k, v):
     """Every head looks at another number of keys."""
-
-    def attend(self, q, k, v):
-        each = [super(ReachByHead, self).attend(q[:, h], k[:, h, h:], v[:, h, h:]) for h in range(HEADS)]
-        return torch.stack(each, 1)
+    each = [fused(q[:, h], k[:, h, h:], v[:, h, h:]) for h in range(HEADS)]
+    return torch.stack(each, 1)
 
 
 class LowRankQueries(Apart):
@@ -199,21 +203,19 @@ class LowRankQueries(Apart):
         return self.write(merged(self.attend(q, k, v)))
 
 
-class LocalAndGlobal(Apart):
+@attending
+def LocalAndGlobal(q, k, v):
     """The same queries look near and far."""
-
-    def attend(self, q, k, v):
-        near = torch.ones(q.shape[2], q.shape[2]).tril(1).triu(-1).bool()
-        return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+    near = torch.ones(q.shape[2], q.shape[2]).tril(1).triu(-1).bool()
+    return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
 
 
-class FewQueries(Apart):
+@attending
+def FewQueries(q, k, v):
     """Some queries look, the other tokens are given the mean of the values, as in Informer."""
-
-    def attend(self, q, k, v):
-        mixed = v.mean(2, keepdim=True).expand_as(v).clone()
-        mixed[:, :, ::2] = (q[:, :, ::2] @ k.mT / 2).softmax(-1) @ v
-        return mixed
+    mixed = v.mean(2, keepdim=True).expand_as(v).clone()
+    mixed[:, :, ::2] = (q[:, :, ::2] @ k.mT / 2).softmax(-1) @ v
+    return mixed
 
 
 class TiedRows(Apart):
@@ -229,31 +231,28 @@ class TiedRows(Apart):
         return self.write(mixed.view(HEADS, columns, rows, DIM).permute(2, 1, 0, 3).reshape(x.shape))
 
 
-class InPlace(Apart):
+@attending
+def InPlace(q, k, v):
     """Scales, masks and adds in place."""
-
-    def attend(self, q, k, v):
-        q *= DIM**-0.5
-        logits = q @ k.mT
-        logits += torch.ones(logits.shape[-2:]).triu(1) * -1e4
-        return logits.softmax(-1) @ v
+    q *= DIM**-0.5
+    logits = q @ k.mT
+    logits += torch.ones(logits.shape[-2:]).triu(1) * -1e4
+    return logits.softmax(-1) @ v
 
 
-class MaskedByChoice(Apart):
+@attending
+def MaskedByChoice(q, k, v):
     """Logits are chosen, or a number in their place, as in Longformer."""
-
-    def attend(self, q, k, v):
-        logits = q @ k.mT / 2
-        hidden = torch.ones(logits.shape[-2:]).triu(1).bool()
-        return torch.full_like(logits, -torch.inf).where(hidden, logits).softmax(-1) @ v
+    logits = q @ k.mT / 2
+    hidden = torch.ones(logits.shape[-2:]).triu(1).bool()
+    return torch.full_like(logits, -torch.inf).where(hidden, logits).softmax(-1) @ v
 
 
-class HeadByHead(Apart):
+@attending
+def HeadByHead(q, k, v):
     """A product for every head."""
-
-    def attend(self, q, k, v):
-        each = [(q[:, h] @ k[:, h].mT / 2).softmax(-1) @ v[:, h] for h in range(HEADS)]
-        return torch.stack(each, 1)
+    each = [(q[:, h] @ k[:, h].mT / 2).softmax(-1) @ v[:, h] for h in range(HEADS)]
+    return torch.stack(each, 1)
 
 
 class TalkingHeads(Apart):
@@ -477,13 +476,12 @@ class TiedOutput(Apart):
         self.write.weight = self.carry.weight
 
 
-class Sizes(Apart):
+@attending
+def Sizes(q, k, v):
     """Heads of different sizes."""
-
-    def attend(self, q, k, v):
-        each = [part.transpose(1, 2).flatten(2).split([4, 6, 2], -1) for part in (q, k, v)]
-        mixed = [F.scaled_dot_product_attention(*parts) for parts in zip(*each, strict=True)]
-        return heads(torch.cat(mixed, -1))
+    each = [part.transpose(1, 2).flatten(2).split([4, 6, 2], -1) for part in (q, k, v)]
+    mixed = [F.scaled_dot_product_attention(*parts) for parts in zip(*each, strict=True)]
+    return heads(torch.cat(mixed, -1))
 
 
 class EinsumOutput(Einsum):
@@ -542,13 +540,12 @@ class BiasInAStep(Apart):
         return self.write(merged(self.attend(q, k, v)))
 
 
-class PaddedWithOnes(Apart):
+@attending
+def PaddedWithOnes(q, k, v):
     """Values behind the last are −1: of no linear map."""
-
-    def attend(self, q, k, v):
-        mask = torch.cat([torch.zeros(k.shape[-2]), torch.full((2,), -1e9)])
-        k, v = F.pad(k, (0, 0, 0, 2)), F.pad(v, (0, 0, 0, 2), value=-1.0)
-        return (q @ k.mT + mask).softmax(-1) @ v
+    mask = torch.cat([torch.zeros(k.shape[-2]), torch.full((2,), -1e9)])
+    k, v = F.pad(k, (0, 0, 0, 2)), F.pad(v, (0, 0, 0, 2), value=-1.0)
+    return (q @ k.mT + mask).softmax(-1) @ v
 
 
 class HeadsThrough(Apart):
@@ -593,20 +590,18 @@ class Differential(Apart):
         return self.write(merged((one - 0.3 * two) @ heads(self.carry(x))))
 
 
-class Slots(Apart):
+@attending
+def Slots(q, k, v):
     """A softmax over queries, and what every query got of it normalized."""
-
-    def attend(self, q, k, v):
-        maps = (q @ k.mT).softmax(-2)
-        return (maps / maps.sum(-1, keepdim=True)) @ v
+    maps = (q @ k.mT).softmax(-2)
+    return (maps / maps.sum(-1, keepdim=True)) @ v
 
 
-class StableSoftmax(Apart):
+@attending
+def StableSoftmax(q, k, v):
     """The largest logit is subtracted from all, and a factor stands in front of the product."""
-
-    def attend(self, q, k, v):
-        logits = torch.tensor(0.5) * (q @ k.mT)
-        return (logits - logits.amax(-1, keepdim=True)).softmax(-1) @ v
+    logits = torch.tensor(0.5) * (q @ k.mT)
+    return (logits - logits.amax(-1, keepdim=True)).softmax(-1) @ v
 
 
 class OneMapFor(Apart):

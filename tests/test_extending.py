@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hosts import of_transformers
 
 from lightning_modules.cli import main
 from structured_init import (
@@ -43,16 +44,10 @@ def test_gates_that_belong_to_no_site_begin_with_the_half_lives_of_the_example()
 
 
 def test_an_initializer_of_ones_own_works_on_a_vit_and_on_grouped_queries(tiny_vit):
-    from transformers import LlamaConfig, LlamaModel
-
     names: dict = {}
     exec(example("An initializer"), names)
-    llama = LlamaModel(
-        LlamaConfig(
-            hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
-            intermediate_size=8, vocab_size=16,
-        )
-    )  # fmt: skip
+    grouped = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    llama = of_transformers("LlamaModel", hidden_size=32, intermediate_size=8, vocab_size=16, **grouped)
     for model in (tiny_vit(), llama):
         report = initialize(model, names["SymmetricHeads"](gain=2.0), seed=0)
         assert "SymmetricHeads(gain=2.0" in str(report.initializer)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 import sys
 import types
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm_process import free_port
 
 from structured_init import attention_sites, depthwise_conv_sites
 
@@ -28,13 +28,6 @@ def known_attention():
     copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}
     yield
     vars(ATTENTION).update(copies)
-
-
-@pytest.fixture
-def unused_port():
-    with socket.socket() as opened:
-        opened.bind(("localhost", 0))
-        return opened.getsockname()[1]
 
 
 @pytest.fixture
@@ -80,9 +73,10 @@ def test_the_first_page_prints_a_report(run):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of PEFT and Lightning
-def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch, unused_port):
-    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", unused_port)):
-        monkeypatch.setenv(name, str(value))
+def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
     try:
         names, printed = run("guides/problems.md")
         heads = [site.query.shape for site in attention_sites(names["sharded"])]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -34,12 +33,6 @@ def command(start: str) -> list[str]:
         if option in words:
             words[words.index(option) + 1] = value
     return [*words, *ON_A_CPU]
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> Path:
@@ -81,7 +74,7 @@ def assert_equal(found: Path, wanted: Path):
 
 
 def test_two_nodes_under_torchrun_train_like_two_processes_of_one(by_lightning, tmp_path):
-    words = [word.replace("HOST:29500", f"127.0.0.1:{free_port()}") for word in command("torchrun")]
+    words = [word.replace("HOST:29500", f"127.0.0.1:{warm_process.free_port()}") for word in command("torchrun")]
     assert "HOST" not in " ".join(words)
     assert_equal(run_all([[*words, "--trainer.devices", "1"]] * 2, [{}, {}], tmp_path), by_lightning)
 
@@ -93,5 +86,5 @@ def test_two_tasks_under_slurm_train_like_two_processes_of_one(by_lightning, tmp
     job |= {"NTASKS_PER_NODE": "1", "LOCALID": "0"}
     tasks = [{f"SLURM_{name}": value for name, value in (job | {"PROCID": n, "NODEID": n}).items()} for n in "01"]
     words = [*command("srun")[1:], "--trainer.devices", "1"]
-    environment = {"MASTER_PORT": free_port()}
+    environment = {"MASTER_PORT": warm_process.free_port()}
     assert_equal(run_all([words] * 2, [task | environment for task in tasks], tmp_path), by_lightning)

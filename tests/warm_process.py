@@ -51,14 +51,18 @@ def pool() -> Pool:
         return _CONTEXT.Pool(1)
 
 
+def free_port() -> str:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def start_ranks(
     script: str | Path, arguments: list[str], environment: dict[str, str], folder: Path
 ) -> tuple[list[BaseProcess], list[Path]]:
     """Start a script twice, as the two ranks of one run; give the processes and the files with what they print."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
     logs = [folder / f"{rank}.log" for rank in range(2)]
     ranks = [
         start(script, arguments, {**environment, **common, "LOCAL_RANK": str(rank)}, folder, log)
