@@ -68,7 +68,8 @@ def _of_file(claim: Mapping[str, Any], file: Path) -> Committed | None:
         for run in known["runs"][claim["group"]]
     ]
     page = f"{claim['results']}.md"
-    return Committed(rows, Metric(claim["metric"]), [], claim["command"], known["surroundings"], page)
+    metric = Metric(claim["metric"], claim.get("mode", "max"))
+    return Committed(rows, metric, [], claim["command"], known["surroundings"], page)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from scipy import stats
 from benchmarks import claims_page
 from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge
 from benchmarks.claims_page import BEGIN, END
-from comparison.runs.metric import Metric
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -56,7 +55,7 @@ def values(claim, arm):
 def words_of(claim):
     """The verdict against every reference, by scipy's own tests."""
     folder = RESULTS / claim["results"] / "plan.json"
-    mode = json.loads(folder.read_text())["mode"] if folder.is_file() else Metric(claim["metric"]).mode
+    mode = json.loads(folder.read_text())["mode"] if folder.is_file() else claim.get("mode", "max")
     sign, references = (1 if mode == "max" else -1), claim["references"]
     arm, level = values(claim, claim["arm"]), 0.05 / len(references)
     for reference in references.values():
@@ -105,11 +104,11 @@ def rates(claim):
 
 def swept_apart(claim):
     """The same of arms whose rates were chosen on other seeds; one that is as good at every rate has no best."""
-    table, metric = pd.read_csv(RESULTS / claim["sweep"]), Metric(claim["metric"])
+    table = pd.read_csv(RESULTS / claim["sweep"])
     for key, value in claim.get("point", {}).items():
         table = table[at(table[key], value)]
     chosen_by = "exact_match" if "exact_match" in table else claim["metric"].replace("test/", "val/")
-    means = table.groupby(["arm", "learning_rate"])[chosen_by].mean() * (1 if metric.mode == "max" else -1)
+    means = table.groupby(["arm", "learning_rate"])[chosen_by].mean() * (1 if claim.get("mode", "max") == "max" else -1)
     runs = json.loads((RESULTS / f"{claim['results']}.json").read_text())["runs"][claim["group"]]
     for arm in (claim["arm"], *claim["references"].values()):
         used = {run["learning_rate"] for run in runs if run["conv"] == arm}
