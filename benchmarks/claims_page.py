@@ -56,7 +56,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "- *Beyond its controls* is shown where the arm is also better than every control, refuted where a control "
         "gains as much or more, and not shown where a difference to a control is undecided.",
         "- *At the default's rate*: all arms have one learning rate, the preset's or the best of the default's sweep. *"
-        "At its own rate*: each arm has the best of its sweep, by validation.",
+        "Own rates*: each arm has the best of its sweep by validation; *of other seeds* where no seed here chose.",
         "- *More* has the p-value among all rows (Holm 1979), what was published, the controls and the margin. *Rule "
         "before* names the commit in which margin, controls and test were written down before the runs.",
         "- *The same* claim was asked in another setting.",
