@@ -38,7 +38,8 @@ def committed(claim: Mapping[str, Any], results: Path) -> Committed | None:
 
     Args:
         claim: of ``claims.json``. With ``group`` its runs are that group of ``RESULTS.json``, which names the arm
-            ``conv``; else those of the comparison in the folder ``RESULTS``.
+            ``conv``, and it says itself by which ``command``, of which ``metric`` and, where less is better, ``mode``;
+            else those of the comparison in the folder ``RESULTS``.
         results: the folder of committed results.
     """
     if "group" in claim:
