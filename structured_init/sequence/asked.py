@@ -24,7 +24,6 @@ from structured_init.sequence.heads import Heads, RelativeHeads
 from structured_init.sequence.layer import Layer, Offset
 from structured_init.sequence.rotary import RotaryHeads
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import block_around
 from structured_init.weights import Weights
 
 # Through which positions heads look: of those that a host has, the first. A new kind is a field of AttentionPositions
@@ -53,8 +52,8 @@ def find_towers(who: str, weights: Weights, where: Where) -> list[list[Attention
     found: dict[str, list[AttentionSite]] = {}
     for site in sites:
         # A tower is what stands before a layer's first number: blocks.0, or else block1.
-        numbered = re.match(r"(.*?)(^|\.)\d+(\.|$)", site.name)
-        tower = numbered[1] if numbered else block_around(site.name, weights.modules).rstrip("0123456789")
+        numbered = re.match(r"(.*?)(^|\.)\d+(\.|$)", site.name) or re.match(r"(\D*)", site.name)
+        tower = numbered[1]
         found.setdefault(tower, []).append(site)
     return list(found.values())
 

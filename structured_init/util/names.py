@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
@@ -74,21 +74,8 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 
 def named_plain_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return modules in order under their plain names, each once; wrappers are left out."""
-    named: dict[nn.Module, str] = {}
-    _name_within(model, "", named)
-    return [(name, module) for module, name in named.items() if wrapped_child(module) is None]
-
-
-def _name_within(module: nn.Module, name: str, named: dict[nn.Module, str]) -> None:
-    """Add a module and those in it under the name that they are first reached by."""
-    if module in named:
-        return
-    named[module] = name
-    child = wrapped_child(module)
-    for part, inner in module._modules.items():
-        if inner is not None:
-            left_out = part == child or part in UNMISTAKABLE
-            _name_within(inner, name if left_out else f"{name}.{part}".lstrip("."), named)
+    plain = plain_names(model)
+    return [(plain(name), module) for name, module in model.named_modules() if wrapped_child(module) is None]
 
 
 def by_depth(names: Iterable[str]) -> list[str]:
@@ -120,26 +107,6 @@ def is_stack(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList):
         return any(not isinstance(child, nn.Embedding) for child in children)
     return isinstance(module, nn.Sequential) and len(children) > 1 and len({class_of(child) for child in children}) == 1
-
-
-def block_around(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the place of what has ``name`` in the innermost list of layers around it: the stream enters there.
-
-    Without a list that is the innermost around it that is numbered as others of its class (``block1``), else ``name``.
-    """
-    around = numbered = name
-    while around:
-        inner, around = around, around.rpartition(".")[0]
-        if around in modules and is_stack(modules[around]):
-            return inner
-        numbered = around if numbered == name and _is_numbered(around, modules) else numbered
-    return numbered
-
-
-def _is_numbered(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    kind = name.rstrip("0123456789"), class_of(modules.get(name))
-    alike = [each for each, module in modules.items() if (each.rstrip("0123456789"), class_of(module)) == kind]
-    return name != kind[0] and any(each not in (name, kind[0]) for each in alike)
 
 
 def block_of(name: str) -> str:
