@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.attention.positions import NO_GRID, sincos_2d, two_dimensional
-from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
+from structured_init.attention.products import Factors, Shared, all_keys, by_key, in_heads, square_width
 from structured_init.attention.stream_share import scale_branches
 from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.hosts.positions import (
@@ -174,25 +174,34 @@ class Mimetic(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)
-        query_key = self._query_key if self.query_key else None
-        value_output = self._value_output if self.value_output else None
-        parts = [(sites, query_key, value_output)]
+        first: dict[str | None, str] = {}  # list of layers → the one whose queries and keys stay
         if self.query_key == "later":
-            first = dict(reversed([_layer(site, weights) for site in attention_sites(weights)]))
-            later = [site for site in sites if (of := _layer(site, weights)) and first.get(of[0]) != of[1]]
-            parts = [(later, query_key, None), (sites, None, value_output)]
-        for several, *both in parts:
-            if several and any(both):
-                write_products("Mimetic", weights, several, rng, query_key=both[0], value_output=both[1])
+            for site in attention_sites(weights):
+                first.setdefault(*_layer(site, weights))
+        for site in weights.each(sites):
+            layers, layer = _layer(site, weights)
+            if self.query_key and first.get(layers) != layer:
+                self._write_query_key(site, rng)
+            if self.value_output:
+                self._write_value_output(site, rng)
         if self.positions == "sincos":
             self._positions(weights, sites)
         if self.value_scale == "stream":
             scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
+    def _write_query_key(self, site: AttentionSite, rng: Draws) -> None:
+        turns = rng.generator(site.name, "rope") if site.layout.rope else None
+        if site.by("Mimetic: query_key").write_query_key(*all_keys(self._query_key(site, rng), site.layout, turns)):
+            site.note_query_key()
+
+    def _write_value_output(self, site: AttentionSite, rng: Draws) -> None:
+        if site.by("Mimetic: value_output").write_value_output(*in_heads(*self._value_output(site, rng), site.layout)):
+            site.note_value_output()
+
     def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Shared]:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
         layout, generator = site.layout, rng.generator(site.name, "query_key")
-        dim = square_width("Mimetic", site, "query–key", layout.query.width, layout.key.width)
+        dim = square_width(site, "query–key", layout.query.width, layout.key.width)
         draw = partial(self._target, self.qk_alpha, self.qk_sign * self.qk_beta, dim)
         if self.qk_alpha:
             yield from by_key(site, draw, generator, partial(split, rank=site.head_dim))
@@ -206,7 +215,7 @@ class Mimetic(Initializer):
     def _value_output(self, site: AttentionSite, rng: Draws) -> Factors:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ ± βI), W_v = U S^½, W_o = S^½ Vᵀ."""
         layout, generator = site.layout, rng.generator(site.name, "value_output")
-        dim = square_width("Mimetic", site, "value–output", layout.value.width, layout.output.width)
+        dim = square_width(site, "value–output", layout.value.width, layout.output.width)
         rank = layout.value.heads * layout.value.head_dim
         draw = partial(self._target, self.vo_alpha, self.vo_sign * self.vo_beta, dim)
         if self.vo_alpha:  # no name here holds the target while it is split

@@ -1,4 +1,4 @@
-"""The products of attention, factored and written: W_q W_kᵀ of every head, W_v W_o of every layer.
+"""The products of attention, factored: W_q W_kᵀ of every head, W_v W_o of every layer.
 
 Heads that share a key get one W_k for several targets and a W_q for each, with as little lost as can be.
 
@@ -8,7 +8,7 @@ q = x W_q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -16,44 +16,15 @@ from torch import Tensor
 
 from structured_init.hosts.attention import AttentionSite
 from structured_init.hosts.layout import AttentionLayout
-from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
-from structured_init.weights import Weights
 
 Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank E"]]
 Shared = tuple[Float[Tensor, "group D rank"], Float[Tensor, "E rank"]]  # W_q of the heads that share a key, and W_k
 Draw = Callable[[torch.Generator], Float[Tensor, "D D"]]
 
 
-def write_products(
-    who: str,
-    weights: Weights,
-    sites: Sequence[AttentionSite],
-    rng: Draws,
-    *,
-    query_key: Callable[[AttentionSite, Draws], Iterable[Shared]] | None,
-    value_output: Callable[[AttentionSite, Draws], Factors] | None,
-) -> None:
-    """Factor the products of all layers and write them layer by layer.
-
-    ``query_key`` yields for each key of a layer W_q of the heads that share it and W_k, see :func:`by_key`;
-    ``value_output`` gives W_v and W_o of a layer, all heads side by side; ``None`` leaves them. Under RoPE ``rng`` also
-    draws a rotation inside each key head and those that share it.
-    """
-    for site in weights.each(sites):
-        if query_key is not None:
-            turns = rng.generator(site.name, "rope") if site.layout.rope else None
-            if site.by(f"{who}: query_key").write_query_key(*_gathered(query_key(site, rng), site.layout, turns)):
-                site.note_query_key()
-        if value_output is not None:
-            values, outputs = _in_heads(*value_output(site, rng), site.layout)
-            if site.by(f"{who}: value_output").write_value_output(values, outputs):
-                site.note_value_output()
-            del values, outputs  # before the layer is written and the next is factored
-
-
-def _in_heads(left: Tensor, right: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
+def in_heads(left: Tensor, right: Tensor, layout: AttentionLayout) -> tuple[Tensor, Tensor]:
     """Return W_v (Hkv, D, k) and W_o (H, k, D) of factors that hold all heads side by side."""
     value, output = layout.value, layout.output
     group = output.heads // value.heads  # heads that share a value share its output, each a part of it
@@ -62,11 +33,12 @@ def _in_heads(left: Tensor, right: Tensor, layout: AttentionLayout) -> tuple[Ten
     return values, outputs if group == 1 else (outputs / group).repeat_interleave(group, dim=0)
 
 
-def square_width(who: str, site: AttentionSite, product: str, rows: int, columns: int) -> int:
+def square_width(site: AttentionSite, product: str, rows: int, columns: int) -> int:
     """Return the width of tokens that a product maps to itself, or raise one line where it is not square."""
     if rows != columns:
         raise StructuredInitError(
-            f"{who}: the {product} product of '{site.name}' maps width {rows} to {columns}, but αZ + βI must be square"
+            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns}, but αZ + βI must be"
+            " square"
         )
     return rows
 
@@ -94,13 +66,18 @@ def _own_key(factors: Factors) -> Shared:
     return left[None], right.mT
 
 
-def _gathered(found: Iterable[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Return W_q (H, D, k) and W_k (Hkv, D, k) of a layer, in the precision in which they are planned."""
+def all_keys(
+    factors: Iterator[Shared], layout: AttentionLayout, turns: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """Return W_q (H, D, k) and W_k (Hkv, D, k) of a layer, in the precision in which they are planned.
+
+    ``factors`` are those of each key, see :func:`by_key`. ``turns`` draws a rotation inside each key head and those
+    that share it.
+    """
     query, key = (
         torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
         for each in (layout.query, layout.key)
     )
-    factors = iter(found)
     for queries, own in zip(query.chunk(len(key)), key, strict=True):
         left, right = next(factors)
         if turns is not None:
