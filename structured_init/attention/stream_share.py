@@ -58,14 +58,10 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         (part, inputs), known = offered, "random tokens or pixels"
     gaps, found = _measured(weights, sites, part, inputs, share)
     for site in sites:
-        if site.name not in found:
-            raise StructuredInitError(
-                f"'{site.name}' does not run on {known}: its share of the stream cannot be measured"
-            )
         if site.name not in gaps:
             raise StructuredInitError(
-                f"what '{site.name}' puts out is added to nothing that it was made of, so its share of the stream"
-                " cannot be measured: use value_scale='target'"
+                f"what '{site.name}' puts out on {known}, if anything, is added to nothing that it was made of, so its"
+                " share of the stream cannot be measured: use value_scale='target'"
             )
     for site in weights.each(sites):
         branch = found[site.name]
@@ -111,59 +107,56 @@ def _measured(
     """
     gaps: dict[str, int] = {}
     for _ in range(PASSES):
-        measure = _Measure(weights, sites, part, inputs, gaps, share)
-        if measure.gaps == gaps:
-            return gaps, measure.found
-        gaps = measure.gaps
+        before = gaps
+        gaps, found = _measure_once(weights, sites, part, inputs, before, share)
+        if gaps == before:
+            return gaps, found
     raise StructuredInitError(
         f"no two of {PASSES} forward passes do the same, so the share of the stream cannot be measured"
     )
 
 
-class _Measure:
-    """One pass of the planned network, in which a branch is scaled if it is known where its stream is.
+def _measure_once(
+    weights: Weights,
+    sites: Sequence[AttentionSite],
+    part: nn.Module,
+    inputs: Inputs,
+    known: Mapping[str, int],
+    share: float,
+) -> tuple[dict[str, int], dict[str, Branch]]:
+    """Run the planned network once, in which a branch is scaled if it is known where its stream is.
 
-    Attributes:
-        gaps: how many tensors were made after the stream until a layer put out, in its first run, by layer.
-        found: what a layer's output was multiplied with, by layer.
+    Return how many tensors were made after the stream until a layer put out, in its first run, and what a layer's
+    output was multiplied with, both by layer.
     """
+    gaps: dict[str, int] = {}
+    found: dict[str, Branch] = {}
 
-    def __init__(
-        self,
-        weights: Weights,
-        sites: Sequence[AttentionSite],
-        part: nn.Module,
-        inputs: Inputs,
-        known: Mapping[str, int],
-        share: float,
-    ) -> None:
-        self.known, self.share = known, share
-        self.gaps: dict[str, int] = {}
-        self.found: dict[str, Branch] = {}
-        self.residuals = Residuals(self._enter)
-        with ExitStack() as stack:
-            for site in sites:
-                module = last_module(site, weights.modules)
-                stack.callback(module.register_forward_hook(partial(self._leave, site.name)).remove)
-            run_planned(weights, inputs, part, self.residuals)
+    def enter(name: str, stream: Tensor, out: Made, _: Callable) -> None:
+        gaps.setdefault(name, out.number - residuals.made(stream).number)
 
-    def _enter(self, name: str, stream: Tensor, out: Made, _: Callable) -> None:
-        self.gaps.setdefault(name, out.number - self.residuals.made(stream).number)
-
-    def _leave(self, name: str, _: nn.Module, __: tuple, output: Any) -> Any:
+    def leave(name: str, _: nn.Module, __: tuple, output: Any) -> Any:
         branch = next(tensors(output))
-        out = self.residuals.puts_out(name, branch)
-        if name not in self.found:
-            self.found[name] = self._branch(name, out.number, rms_of(branch))
-        branch = branch * self.found[name].factor
+        out = residuals.puts_out(name, branch)
+        if name not in found:
+            found[name] = Branch(stream=0.0, factor=1.0)
+            if name in known:
+                found[name] = _branch(residuals.tensor(out.number - known[name]), rms_of(branch), share)
+        branch = branch * found[name].factor
         return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
-    def _branch(self, name: str, number: int, own: float) -> Branch:
-        if name not in self.known:
-            return Branch(stream=0.0, factor=1.0)
-        stream = self.residuals.tensor(number - self.known[name])
-        size = 0.0 if stream is None or not stream.is_floating_point() else rms_of(stream)
-        return Branch(size, self.share * size / own if own else 0.0)
+    residuals = Residuals(enter)
+    with ExitStack() as stack:
+        for site in sites:
+            module = last_module(site, weights.modules)
+            stack.enter_context(module.register_forward_hook(partial(leave, site.name)))
+        run_planned(weights, inputs, part, residuals)
+    return gaps, found
+
+
+def _branch(stream: Tensor | None, own: float, share: float) -> Branch:
+    size = 0.0 if stream is None or not stream.is_floating_point() else rms_of(stream)
+    return Branch(size, share * size / own if own else 0.0)
 
 
 def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:
