@@ -25,7 +25,7 @@ from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, r
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.transfer.teacher import refuse_missing
-from structured_init.util.arguments import check_finite
+from structured_init.util.arguments import check_choice, check_finite
 from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import Weights
@@ -72,8 +72,6 @@ def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "
 
 
 def _gaussian(distance: Tensor, sigma: float) -> Tensor:
-    if not sigma > 0:
-        raise StructuredInitError(f"the bandwidth of a filter covariance must be positive, got {sigma:.4g}")
     return torch.exp(-distance.double().square() / (2 * sigma))
 
 
@@ -143,8 +141,7 @@ class FilterCovariance(Initializer):
 
     def __post_init__(self) -> None:
         check_finite(WHO, sigma0=self.sigma0, v=self.v, a=self.a)
-        if self.normalize not in (None, "trace"):
-            raise StructuredInitError(f"{WHO}: normalize must be null or trace, got {self.normalize!r}")
+        check_choice(WHO, normalize=(self.normalize, Literal["trace", None]))
         refuse_missing(self.covariances, WHO)
         if isinstance(self.covariances, Path):
             self.covariances = str(self.covariances)

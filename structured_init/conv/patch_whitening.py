@@ -54,8 +54,8 @@ class PatchWhitening(Initializer):
 
     Raises:
         StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, a first
-            layer of another kind, images of another shape or number of channels, values that
-            are not finite, or a batch on which all patches are zero.
+            layer of another kind, images of another shape or number of channels, or a batch that gives filters which
+            are not finite, as one whose patches are all zero.
 
     Example:
         >>> import timm, torch
@@ -88,16 +88,12 @@ class PatchWhitening(Initializer):
                 " takes more, initialize the part that takes images"
             )
         name, module, inputs = first_layer(weights, batch)
-        if not inputs.isfinite().all():
-            raise StructuredInitError(f"{WHO}: what the batch gives '{name}' holds NaN or infinite numbers")
         moment, count = second_moment(module, inputs)
         if count < len(moment):
             weights.warn(
                 f"{WHO}: '{name}' saw {count:,} patches of {len(moment):,} numbers, too few to know all directions: "
                 "give more images (samples of InitCallback)"
             )
-        if not moment.any():
-            raise StructuredInitError(f"{WHO}: all patches that '{name}' sees in the batch are zero")
         outputs = module.weight.shape[0]
         mixing = random_orthogonal(outputs, len(moment), generator=rng.generator(name, WHO))
         filters = mixing @ inverse_power(moment, self.exponent, self.floor)
@@ -111,8 +107,6 @@ class PatchWhitening(Initializer):
 
 def first_layer(weights: Weights, images: Tensor) -> tuple[str, Layer, Tensor]:
     """Return the first layer that multiplies what it is given, and what comes to it from images, on the CPU."""
-    if any(parameter.is_meta for parameter in weights.model.parameters()):
-        raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
     seen: list[tuple[str, nn.Module, Tensor]] = []
 
     def listen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:

@@ -126,7 +126,7 @@ OUT_OF_RANGE = {
         ({"filters": "sobel"}, "filters must be random, impulse, box, gaussian or host, got 'sobel'"),
     ],
     FilterCovariance: [
-        ({"normalize": "energy"}, "normalize must be null or trace, got 'energy'"),
+        ({"normalize": "energy"}, "normalize must be trace or None, got 'energy'"),
     ],
     DeltaOrthogonal: [
         ({"gain": 0.0}, "gain must be a finite number above 0, got 0.0"),
