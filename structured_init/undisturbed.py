@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 ONE_AT_A_TIME = threading.RLock()  # random states are the process', and modes and hooks those of the model
@@ -83,23 +82,21 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
 
 @contextmanager
 def norms_as_in_training(model: nn.Module) -> Iterator[None]:
-    """Around :func:`undisturbed`: norms whose running statistics are still those of no data normalize as in training.
+    """Around :func:`undisturbed`: batch norms whose running statistics are those of no data normalize as in training.
 
-    These are batch norms, and instance norms that track, with mean 0 and variance 1; but not those that a model in
-    training keeps in evaluation mode. A single number has no statistics. Several processes would have to agree on
-    theirs.
+    Their mean is 0 and their variance 1. Left alone are those that a model in training keeps in evaluation mode. A
+    single number has no statistics. Several processes would have to agree on theirs.
     """
 
-    def choose(module: _NormBase, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def choose(module: _BatchNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
         if given is not None and given.ndim > 1:
-            beside = given[0, 0] if isinstance(module, _InstanceNorm) else given[:, 0]  # what shares a mean
-            module.training = beside.numel() > 1
+            module.training = given[:, 0].numel() > 1  # what shares a mean
             module.track_running_stats = not module.training  # what is not tracked is neither read nor written
 
     with ExitStack() as stack:
         for module in model.modules():
-            if not isinstance(module, _NormBase) or not _as_built(module):
+            if not isinstance(module, _BatchNorm) or not _as_built(module):
                 continue
             kept = model.training and not module.training
             agrees = isinstance(module, nn.SyncBatchNorm) and torch.distributed.is_initialized()
@@ -109,11 +106,11 @@ def norms_as_in_training(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _as_built(norm: _NormBase) -> bool:
+def _as_built(norm: _BatchNorm) -> bool:
     """Say whether a norm tracks statistics and has seen no batch yet: mean 0, variance 1."""
-    mean, variance = norm.running_mean, norm.running_var
-    tracks = isinstance(mean, Tensor) and isinstance(variance, Tensor) and not mean.is_meta
-    return tracks and not bool(mean.any()) and bool(variance.eq(1).all())
+    if norm.running_mean is None or norm.running_mean.is_meta:
+        return False
+    return not norm.running_mean.any() and bool(norm.running_var.eq(1).all())
 
 
 def eager() -> AbstractContextManager[object]:
