@@ -28,11 +28,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 def as_inputs(*args: Any, **kwargs: Any) -> Inputs:
     """Return what a model is called with: one tuple, list or mapping holds several inputs, in order or by name."""
-    if len(args) == 1 and isinstance(args[0], Mapping):
-        return (), {**args[0], **kwargs}
-    if len(args) == 1 and isinstance(args[0], tuple | list):
-        return tuple(args[0]), kwargs
-    return args, kwargs
+    given = args[0] if len(args) == 1 else args
+    if isinstance(given, Mapping):
+        return (), {**given, **kwargs}
+    return (tuple(given) if isinstance(given, tuple | list) else args), kwargs
 
 
 def as_batch(model: nn.Module, inputs: Inputs) -> tuple[Any, ...] | dict[str, Any]:

@@ -60,12 +60,9 @@ class Log:
         self.assignments.append((name, matrix))
         self.attention.update({name: True} if name in self.attention else {})
 
-    def assigned(self, since: int = 0) -> dict[str, set[str]]:
-        """Return layer → which of its matrices were written, of the assignments from that number on."""
-        found: dict[str, set[str]] = {}
-        for name, matrix in self.assignments[since:]:
-            found.setdefault(name, set()).add(matrix)
-        return found
+    def assigned(self) -> set[str]:
+        """Return the layers of which a matrix was written."""
+        return {name for name, _ in self.assignments}
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules
 
 T = TypeVar("T")
@@ -48,11 +47,8 @@ class ModelView:
     """
 
     def __init__(self, model: nn.Module, batch: object = None) -> None:
-        if not isinstance(model, nn.Module):
-            raise StructuredInitError(f"a model is an nn.Module, got {type(model).__name__}")
         self.model = model
-        self.batch = None if callable(batch) else batch
-        self._offer: Callable[[], object] | None = batch if callable(batch) else None
+        self._given = batch
         self.seen: Seen | None = None
         self._kept: dict[str, tuple[object, Any]] = {}
 
@@ -62,9 +58,14 @@ class ModelView:
         return dict(named_plain_modules(self.model))
 
     @property
+    def batch(self) -> object:
+        """What the model takes; ``None`` where nobody gave it, or it is only offered."""
+        return None if callable(self._given) else self._given
+
+    @property
     def can_ask(self) -> bool:
         """Whether a batch was given, or somebody is there to be asked for one."""
-        return self.batch is not None or self._offer is not None
+        return self._given is not None
 
     def ask(self) -> object:
         """Return the batch, and ask for it where it is only offered; ``None`` where there is none to be had.
@@ -72,10 +73,9 @@ class ModelView:
         Raises:
             StructuredInitError: whoever was asked has none.
         """
-        if self._offer is not None:
-            self.batch = self._offer()
-            self._offer = None
-        return self.batch
+        if callable(self._given):
+            self._given = self._given()
+        return self._given
 
     def search_once(self, what: str, known: Callable[[], object], search: Callable[[], T]) -> T:
         """Return what a search has found, which is made again when what is ``known`` is no longer what it was."""

@@ -21,6 +21,8 @@ from structured_init.util.files import made_by, write_json
 from structured_init.util.names import block_of, folded_name, plain_name, wrapped
 from structured_init.weights import Statistics, Update, Weights
 
+NAMED = 3  # layers that a summary names of those that were left alone
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -90,12 +92,12 @@ class InitReport:
         """The attention layers that were selected and left alone; ``skipped`` says why."""
         return [name for name, taken in self.attention.items() if not taken]
 
-    def left_alone(self, limit: int = 3) -> str:
+    def left_alone(self) -> str:
         """Say how much of the attention was left alone, and name the first few layers with the reason."""
         named = [f"{name} ({self.skipped.get(name, 'skipped')})" for name in self.left]
-        return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {_first(named, limit)}"
+        return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {_first(named)}"
 
-    def summary(self, limit: int = 3) -> str:
+    def summary(self) -> str:
         """Return one line: what was applied, how much of the model each part of it set, warnings, and what was left."""
         parts = [self._set()]
         if self.warnings:
@@ -104,7 +106,7 @@ class InitReport:
             parts.append(self.left_alone())
         others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
         if others:
-            parts.append(f"skipped {_first(others, limit)}")
+            parts.append(f"skipped {_first(others)}")
         if self.unset_positions:
             parts.append(f"positions left as they were: {', '.join(self.unset_positions)}")
         return "; ".join(parts)
@@ -292,9 +294,9 @@ def _numberless(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
 
-def _first(texts: Sequence[str], limit: int) -> str:
-    more = f", … {len(texts) - limit} more" if len(texts) > limit else ""
-    return ", ".join(texts[:limit]) + more
+def _first(texts: Sequence[str]) -> str:
+    more = [f"… {len(texts) - NAMED} more"] if len(texts) > NAMED else []
+    return ", ".join([*texts[:NAMED], *more])
 
 
 def _span(values: Sequence[float]) -> str:

@@ -249,7 +249,7 @@ def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """Map each parameter's and buffer's id to its names, free of what wrappers add."""
     names: dict[int, list[str]] = {}
     plain = plain_names(model)
-    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
-        for name, tensor in named:
-            names.setdefault(id(tensor), []).append(plain(name))
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in (*parameters, *buffers):
+        names.setdefault(id(tensor), []).append(plain(name))
     return {key: tuple(dict.fromkeys(value)) for key, value in names.items()}

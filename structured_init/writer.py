@@ -40,11 +40,10 @@ class Writer:
         """
         check(target, value, name, finite=finite)
         self._remember(target, name)
+        value = value.to(target.device, target.dtype)
         if isinstance(target, DTensor):
-            value = value.to(target.device, target.dtype)
             target.copy_(distribute_tensor(value, target.device_mesh, target.placements))
             return
-        value = value.to(target.device, target.dtype)
         if self.broadcast:
             value = value.contiguous()
             dist.broadcast(value, src=0)

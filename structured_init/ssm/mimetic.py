@@ -28,6 +28,7 @@ ScanScale = Literal["bounded", "paper"]
 WHO = "MimeticStateSpace"
 STEP = 1.0  # Δ
 TOKENS, LAST = 256, 16  # how many random tokens are read, and over how many of the last the output is measured
+ATTEMPTS = 12  # to make W_B and W_C as small as they have to be
 INPUTS = 8.0  # how many times its input the output may be
 SIZES = ("scan input (rms)", "scan output at token 64 (rms)", "scan output at token 256 (rms)")
 HALF = 100.0  # root mean square at token 256 at which nothing overflows in float16, see bound
@@ -155,7 +156,7 @@ class MimeticStateSpace(Initializer):
     def _bound(self, site: StateSpaceSite, before: ScanSize | None) -> ScanSize | None:
         """Keep the scan's output from growing out of bounds, or say that it does; return its scale."""
         present = scan_scale(site)
-        if before is None or present is None or present.late <= (limit := bound(before, site)):
+        if present is None or present.late <= (limit := bound(before, site)):
             return present
         if self.scan_scale == "paper" or site.layout.match_norm:
             site.warn(
@@ -164,7 +165,7 @@ class MimeticStateSpace(Initializer):
                 "prevents it, but where the host normalizes b and c: there no scale of W_B and W_C does"
             )
             return present
-        reached, factor = keep_within(site, limit)
+        reached, factor = keep_within(site, present, limit)
         site.note(
             f"W_B and W_C were multiplied by {factor:.3g}: the scan's output would have grown to {present.late:.3g}"
             " (rms) in 256 random tokens; scan_scale='paper' leaves them"
@@ -245,21 +246,19 @@ def bound(before: ScanSize, site: StateSpaceSite) -> float:
     return max(HALF if site.layout.normalized else INPUTS * before.input, before.late)
 
 
-def keep_within(site: StateSpaceSite, limit: float, *, attempts: int = 12) -> tuple[ScanSize | None, float]:
+def keep_within(site: StateSpaceSite, measured: ScanSize, limit: float) -> tuple[ScanSize, float]:
     """Make W_B and W_C smaller by one factor until the scan's output at token 256 is at a limit, to 5 % below.
 
     The output is taken to be a power of the factor. That of Mamba-1 is linear in either matrix, so the first attempt
     succeeds; that of Mamba-2, where SiLU stands in between, shows its exponent after one. Return scale and factor.
     """
-    measured, factor, exponent = scan_scale(site), 1.0, 2.0
-    if measured is None or measured.late <= limit:
-        return measured, factor
-    for _ in range(attempts):
+    factor, exponent = 1.0, 2.0
+    for _ in range(ATTEMPTS):
         part = (limit / measured.late) ** (1 / exponent)
         site.B, site.C = part * site.B, part * site.C
         factor *= part
         before, measured = measured, scan_scale(site)
-        if measured is None or 0.95 * limit <= measured.late <= 1.001 * limit:
+        if 0.95 * limit <= measured.late <= 1.001 * limit:
             break
         exponent = max(math.log(measured.late / before.late) / math.log(part), 1.0)
     return measured, factor

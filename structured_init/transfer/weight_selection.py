@@ -5,6 +5,7 @@ Letters: S the size of a dimension in the student, T in the teacher.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -21,7 +22,7 @@ from structured_init.util.draws import Draws
 from structured_init.util.errors import StructuredInitError, nearest
 from structured_init.weights import Weights
 
-HEADS = ("head", "head_dist", "heads", "lm_head", "classifier", "fc", "mlp_head", "output")
+HEADS = frozenset({"head", "head_dist", "heads", "lm_head", "classifier", "fc", "mlp_head", "output"})
 
 Missing = Literal["error", "keep"]
 
@@ -129,12 +130,8 @@ def _tables(weights: Weights) -> set[int]:
 
 def _in_head(name: str) -> bool:
     """Say whether a name is that of a classification head: heads of attention stand behind the number of a block."""
-    for part in name.split(".")[:-1]:
-        if part.isdecimal():
-            return False
-        if part in HEADS:
-            return True
-    return False
+    before_a_number = itertools.takewhile(lambda part: not part.isdecimal(), name.split(".")[:-1])
+    return not HEADS.isdisjoint(before_a_number)
 
 
 def _wanted(weights: Weights) -> Iterator[tuple[Tensor, tuple[str, ...], bool]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from typing import Any, get_args
 
@@ -82,7 +82,7 @@ def check_grid(who: str, grid: Any) -> None:
     """Refuse a grid that is not two whole numbers from 1; None passes. Errors as for :func:`check_finite`."""
     if grid is None:
         return
-    if not isinstance(grid, Sequence) or isinstance(grid, str) or len(grid) != 2:
+    if not isinstance(grid, list | tuple) or len(grid) != 2:
         raise StructuredInitError(f"{who}: grid must be [rows, columns] or null, got {grid!r}")
     check_whole(who, **{"grid's rows": grid[0], "grid's columns": grid[1]})
 

@@ -40,6 +40,3 @@ class Draws:
         """
         digest = hashlib.blake2b(f"{self.seed}\0{name}\0{part}".encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
-    def __repr__(self) -> str:
-        return f"Draws(seed={self.seed})"

@@ -9,9 +9,6 @@ from scipy import fft
 from scipy.linalg import eigh, get_blas_funcs, qr
 from torch import Tensor
 
-from structured_init.util.arguments import check_whole
-from structured_init.util.errors import StructuredInitError
-
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
 
 
@@ -112,8 +109,6 @@ def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = 
         Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651; the
         divisor F is from a description of it.
     """
-    if filters.ndim < 2:
-        raise StructuredInitError(f"filters are (filters, *kernel), got shape {tuple(filters.shape)}")
     samples = filters.double().flatten(1)
     if centred:
         samples = samples - samples.mean(dim=0)
@@ -126,7 +121,6 @@ def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) ->
     Source: Mezzadri, "How to generate random matrices from the classical compact groups", 2007: QR of a Gaussian
     matrix with the diagonal of R made positive.
     """
-    check_whole("random_orthogonal", 0, rows=rows, columns=columns)
     longer, shorter = max(rows, columns), min(rows, columns)
     drawn = torch.randn(longer, shorter, dtype=torch.float64, generator=generator)
     basis, triangle = qr(drawn.numpy(), mode="economic", check_finite=False)
