@@ -72,8 +72,7 @@ def optimize(
             if iteration % RENORMALIZE_EVERY == 0:
                 renormalize(query, key, norm)
             adam.zero_grad()
-            keys = inputs @ key
-            keys = keys if group == 1 else keys.repeat_interleave(group, dim=1)
+            keys = (inputs @ key).repeat_interleave(group, dim=1)
             logits = scale * (inputs @ query) @ keys.mT
             loss = torch.nn.functional.mse_loss(logits.softmax(-1), targets.expand_as(logits))
             loss.backward()
@@ -138,7 +137,7 @@ def real_tokens(
     return seen[0]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class AdamSolver(ImpulseSolver):
     """Gradient descent on the attention map, one solution for all layers (2404.01139). See :func:`optimize`.
 

@@ -19,7 +19,6 @@ from structured_init.hosts.attention import AttentionSite, attention_sites, requ
 from structured_init.hosts.attention_positions import positions_elsewhere
 from structured_init.hosts.positions import enclosing, no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
-from structured_init.hosts.watched import same_attention, watched_attention
 from structured_init.impulse.adam import AdamSolver
 from structured_init.impulse.separable import CUTOFF, SeparableSolver
 from structured_init.impulse.solver import (
@@ -47,24 +46,16 @@ def draw_offsets(order: Order, heads: int, kernel_size: int, *, generator: torch
     """Choose one offset of an f × f kernel, f odd, for each of H heads.
 
     ``"random"``, independently and with replacement (2401.12511, 2404.01139); ``"fixed"``, the order of 2505.19985,
-    head h takes entry h mod 9 of a 3×3 kernel; ``"covering"``, a random order in which every offset occurs once before
-    any occurs again, which takes as many heads.
+    head h takes entry h mod 9 of a 3×3 kernel.
     """
-    count = kernel_size**2
     if order == "random":
-        index = torch.randint(0, count, (heads,), generator=generator)
-    elif order == "fixed":
-        if kernel_size != 3:
-            raise StructuredInitError(
-                f"Impulse: the fixed order is only for a 3×3 kernel, got kernel_size {kernel_size}: use random offsets"
-            )
-        index = torch.tensor(FIXED_ORDER)[torch.arange(heads) % count]
+        index = torch.randint(0, kernel_size**2, (heads,), generator=generator)
+    elif kernel_size == 3:
+        index = torch.tensor(FIXED_ORDER)[torch.arange(heads) % len(FIXED_ORDER)]
     else:
-        if heads < count:
-            raise StructuredInitError(
-                f"Impulse: covering needs at least {count} heads, got {heads}: use random offsets or more heads"
-            )
-        index = torch.randperm(count, generator=generator)[torch.arange(heads) % count]
+        raise StructuredInitError(
+            f"Impulse: the fixed order is only for a 3×3 kernel, got kernel_size {kernel_size}: use random offsets"
+        )
     return torch.stack([index // kernel_size, index % kernel_size], dim=1) - kernel_size // 2
 
 
@@ -79,8 +70,8 @@ class Impulse(Initializer):
         kernel_size: f, odd: the offsets are those of an f × f kernel; 3 or 5 as published.
         solver: ``"adam"`` (2404.01139), ``"svd"`` (2505.19985) or ``"separable"`` (ours) with its default constants;
             or an ``AdamSolver``, ``SvdSolver`` or ``SeparableSolver`` with others.
-        offsets: ``"random"``, ``"fixed"`` or ``"covering"``, see :func:`draw_offsets`; ``None``: as the solver's source
-            has it, fixed for svd and random otherwise.
+        offsets: ``"random"`` or ``"fixed"``, see :func:`draw_offsets`; ``None``: as the solver's
+            source has it, fixed for svd and random otherwise.
         border: of a target outside the grid, ``"zero"`` or ``"clamp"``, see :func:`axis_shift`; ``None``: clamp for
             separable, zero otherwise.
         shared: one solution for all layers of one shape; ``None``: for adam only.
@@ -90,7 +81,7 @@ class Impulse(Initializer):
 
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer; no grid or positions, or positions that do not
-            match the grid; a kernel larger than the grid; more offsets asked than heads; or a class token with adam.
+            match the grid; a kernel larger than the grid; or a class token with adam.
 
     Grouped queries, which the papers do not treat, are ours: heads that share a key keep offsets of their own. With svd
     they lose nothing; with separable nothing where k ≥ Gy + Gx − 2; adam optimizes the shared key.
@@ -119,10 +110,9 @@ class Impulse(Initializer):
         if not isinstance(self.solver, ImpulseSolver) and self.solver not in SOLVERS:
             raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {self.solver!r}")
         check_choice("Impulse", positions=(self.positions, Literal["own", "keep"]))
-        if self.offsets is not None:
-            check_choice("Impulse", offsets=(self.offsets, Order))
-        if self.border is not None:
-            check_choice("Impulse", border=(self.border, Border))
+        check_choice(
+            "Impulse", offsets=(self.offsets, Literal[Order, None]), border=(self.border, Literal[Border, None])
+        )
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Impulse")
@@ -195,7 +185,12 @@ class Impulse(Initializer):
 def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int, weights: Weights) -> None:
     """Raise one line where a layer cannot hold an impulse initialization, whatever the solver."""
     if site.grid is None:
-        raise StructuredInitError(f"Impulse: {_no_grid(site, weights)}")
+        elsewhere = positions_elsewhere(site, weights) or (
+            "of patches, say the grid with structured_init.register_positions; else, leave it out with where="
+        )
+        raise StructuredInitError(
+            f"Impulse: '{site.name}' sees tokens whose rows and columns are not known: {elsewhere}"
+        )
     rows, columns = site.grid
     if positions is not None and two_dimensional(positions.site) != (rows, columns):
         raise StructuredInitError(
@@ -204,27 +199,9 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
         )
     if kernel_size > min(rows, columns):
         raise StructuredInitError(
-            f"Impulse: a {kernel_size}×{kernel_size} kernel is larger than the {rows}×{columns} grid of '{site.name}'"
-            + (": on a sequence, PreviousToken(offsets=…) looks at neighbours" if rows == 1 else "")
+            f"Impulse: a {kernel_size}×{kernel_size} kernel is larger than the {rows}×{columns} grid of '{site.name}';"
+            " on a sequence, PreviousToken(offsets=…) looks at neighbours"
         )
-
-
-def _no_grid(site: AttentionSite, weights: Weights) -> str:
-    """Say why a layer's tokens have no grid, and the way out."""
-    tokens, seen = enclosing(token_layouts(weights), site.name), same_attention(site, watched_attention(weights))
-    if tokens is not None and tokens.grid is not None and seen is not None and site.layout.tokens is None:
-        rows, columns = tokens.grid
-        return (
-            f"{seen.length} tokens run through '{site.name}', not a {rows}×{columns} grid after {tokens.prefix_tokens}"
-            " others: where others stand before the grid, say how many with structured_init.register_positions; where"
-            " it attends within windows or to fewer tokens, leave it out with where="
-        )
-    if tokens is None and (elsewhere := positions_elsewhere(site, weights)):
-        return f"'{site.name}' has no grid that is known: {elsewhere}"
-    return (
-        f"'{site.name}' sees tokens whose rows and columns are not known: of patches, say the grid with"
-        " structured_init.register_positions; else, leave it out with where="
-    )
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64
@@ -73,6 +74,7 @@ def expressed(basis: Basis, grid: tuple[int, int]) -> float:
     return captured / max(grid[0] + grid[1] - 2, 1)
 
 
+@dataclass(eq=False)
 class SeparableSolver(ImpulseSolver):
     """Row shift times column shift, in closed form and exactly of small rank (ours). See :func:`separable`.
 
@@ -84,11 +86,14 @@ class SeparableSolver(ImpulseSolver):
 
     border = "clamp"
 
-    def __init__(self, strength: float = 8.0, kappa: float | None = 2.0, gain: float = 0.7) -> None:
-        check_not_negative("SeparableSolver", strength=strength)
-        check_positive("SeparableSolver", gain=gain)
-        check_positive("SeparableSolver", null=True, kappa=kappa)
-        self.strength, self.kappa, self.gain = strength, kappa, gain
+    strength: float = 8.0
+    kappa: float | None = 2.0
+    gain: float = 0.7
+
+    def __post_init__(self) -> None:
+        check_not_negative("SeparableSolver", strength=self.strength)
+        check_positive("SeparableSolver", gain=self.gain)
+        check_positive("SeparableSolver", null=True, kappa=self.kappa)
 
     def own_positions(self) -> Positions:
         return Positions("codes", kappa=self.kappa, gain=self.gain)

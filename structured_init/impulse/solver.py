@@ -9,7 +9,6 @@ Letters: H heads, N tokens of a grid (Gy, Gx), D embed_dim, r rank, k head_dim, 
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import signed_svd
 from structured_init.weights import Weights
 
-Order = Literal["random", "fixed", "covering"]
+Order = Literal["random", "fixed"]
 Border = Literal["zero", "clamp"]
 
 
@@ -152,7 +151,6 @@ class Task:
     @property
     def grid(self) -> tuple[int, int]:
         """(Gy, Gx)."""
-        assert self.site.grid is not None
         return self.site.grid
 
     def known_positions(self) -> GridPositions:
@@ -168,6 +166,8 @@ class Task:
 
 class ImpulseSolver(ABC):
     """How queries and keys are found for which attention is the convolution with an impulse.
+
+    A solver is a dataclass: its arguments are in the report.
 
     Attributes:
         offsets, border, shared: what ``None`` stands for in :class:`Impulse`, as the source has it.
@@ -189,7 +189,3 @@ class ImpulseSolver(ABC):
     @abstractmethod
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
         """Return W_q (H, D, k) and W_k (Hkv, D, k)."""
-
-    def __repr__(self) -> str:
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

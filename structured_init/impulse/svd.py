@@ -6,6 +6,7 @@ Letters: H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64
@@ -63,6 +64,7 @@ def closed_form(
     return query, key
 
 
+@dataclass(eq=False)
 class SvdSolver(ImpulseSolver):
     """Truncated pseudo-inverse and Frobenius normalization (2505.19985). See :func:`closed_form`.
 
@@ -74,10 +76,13 @@ class SvdSolver(ImpulseSolver):
 
     offsets = "fixed"
 
-    def __init__(self, noise: float = 3.0, norm: float = 7.0, gain: float = 18.0) -> None:
-        check_not_negative("SvdSolver", noise=noise)
-        check_positive("SvdSolver", norm=norm, gain=gain)
-        self.noise, self.norm, self.gain = noise, norm, gain
+    noise: float = 3.0
+    norm: float = 7.0
+    gain: float = 18.0
+
+    def __post_init__(self) -> None:
+        check_not_negative("SvdSolver", noise=self.noise)
+        check_positive("SvdSolver", norm=self.norm, gain=self.gain)
 
     def own_positions(self) -> Positions:
         return Positions("gaussian", gain=self.gain)

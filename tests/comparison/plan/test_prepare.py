@@ -24,11 +24,11 @@ from structured_init.presets import split_outside_brackets
 def test_names_paths_labels_and_overrides_become_arms_in_their_order(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("init: {initializer: Default}\n")
-    arms = parse_arms(f"sincos, other=mimetic ,wide=impulse{{kernel_size=5,offsets=covering}},{file}")
+    arms = parse_arms(f"sincos, other=mimetic ,wide=impulse{{kernel_size=5,offsets=random}},{file}")
     assert list(arms) == ["sincos", "other", "wide", "mine"]
     assert arms["other"].init == "mimetic"
-    assert arms["wide"].overrides == {"kernel_size": "5", "offsets": "covering"}
-    assert arms["wide"].configuration == "init/impulse{kernel_size=5,offsets=covering}"
+    assert arms["wide"].overrides == {"kernel_size": "5", "offsets": "random"}
+    assert arms["wide"].configuration == "init/impulse{kernel_size=5,offsets=random}"
     assert arms["mine"].configuration == str(file)
 
 
