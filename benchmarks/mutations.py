@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -126,7 +125,7 @@ def table(rows: list[dict[str, object]]) -> str:
 def main(args: list[str] | None = None) -> int:
     """Try every bug and return 0 where all are caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="folder for mutations.json and mutations.md")
+    parser.add_argument("--output", type=Path, help="folder for mutations.md")
     parser.add_argument("--only", default="", help="part of a file's name")
     parser.add_argument("--jobs", type=int, default=2, help="bugs that are tried at once, each in a copy of the tree")
     given = parser.parse_args(args)
@@ -149,7 +148,6 @@ def main(args: list[str] | None = None) -> int:
     rows = [outcomes[number] for number in sorted(outcomes)]
     if given.output:
         given.output.mkdir(parents=True, exist_ok=True)
-        (given.output / "mutations.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         (given.output / "mutations.md").write_text(table(rows), encoding="utf-8")
     return int(any(row["outcome"] != "caught" for row in rows))
 

@@ -29,7 +29,7 @@ from structured_init.sequence.layer import Layer, Trial, texts_in
 from structured_init.util.errors import StructuredInitError
 from structured_init.weights import TrialWeights, Weights
 
-Looks = Bool[Tensor, "S queries keys"]  # the places of its maps where a head is to look
+Looks = Bool[Tensor, "S asking asked"]  # the places of its maps, without prefix tokens, where a head is to look
 
 
 class Reached(Exception):
