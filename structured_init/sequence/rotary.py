@@ -106,7 +106,7 @@ class RotaryHeads(Heads):
             table.sub_(torch.outer(table @ along, along))
             lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True)
             filled = lengths > 0
-            length = lengths[filled].square().mean().sqrt()
+            length = lengths[filled].square().mean().sqrt() if filled.any() else lengths.new_ones(())
             table.mul_(length / lengths.where(filled, 1)).add_(COMMON * length * filled * along)
         self.basis = f"a direction common to all rows but zeros of {', '.join(names)}, which were changed"
         self.basis += " (where the output is tied to them, it adds one number to their logits)"
