@@ -4,9 +4,8 @@ import pytest
 from compared import found
 
 from comparison.contrasts.contrasts import IS_CONTROL, due_to_structure, gain_and_structure
-from comparison.contrasts.controls import parse_controls, roles_of
-from comparison.contrasts.place import look
-from comparison.runs.folder import Manifest, Question, read_manifest
+from comparison.contrasts.controls import roles_of
+from comparison.runs.folder import Manifest, Question
 from comparison.say.data import read_report_data
 from comparison.say.headline import controls_table, headline_table
 from structured_init import StructuredInitError
@@ -28,18 +27,6 @@ def test_one_control_stands_for_all_other_arms():
     manifest = Manifest(arms=dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), baseline="default")
     assert roles_of(manifest, "sincos") == {"mimetic": {"sincos": "named"}, "impulse": {"sincos": "named"}}
     assert roles_of(manifest) == {}
-
-
-def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, known_effects):
-    controls = parse_controls("mine=plain,mine=mine_scrambled,mine=other")
-    assert controls == {"mine": ["plain", "mine_scrambled", "other"]}
-    base = known_effects["default"]
-    above = lambda gain: {seed: value + gain * (1 + 0.01 * seed) for seed, value in base.items()}  # noqa: E731
-    arms = {"default": base, "mine": above(0.1), "plain": above(0.02), "mine_scrambled": above(0.03)}
-    data = read_report_data(comparison({**arms, "other": above(0.12)}, pieces=()), controls=controls)
-    (judged,) = data.places
-    assert [each.arm for each in judged.contrasts if each.reason == IS_CONTROL] == ["plain", "mine_scrambled", "other"]
-    assert gain_and_structure(judged.contrasts)["mine"] == ("shown", "refuted", ["other"])
 
 
 def test_an_unknown_control_is_one_line_with_the_nearest():
@@ -87,11 +74,3 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said):
     for row, gain in zip(controls_table(judged).rows, values.values(), strict=True):
         assert float(row[2].text.split(" ")[0].replace("−", "-")) == pytest.approx(gain, abs=0.11)
         assert row[2].kind == {4.0: "gain", 0.0: "open", -4.0: "loss"}[gain]
-
-
-def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
-    base, controls = known_effects["default"], {"mimetic": {"mimetic_sharpened": "sharpened"}}
-    arms = {"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}
-    folder = comparison(arms, pieces=(), controls=controls)
-    (judged,) = look(folder, read_manifest(folder))
-    assert gain_and_structure(judged.contrasts) == {"mimetic": ("not shown", "–", [])}

@@ -20,12 +20,13 @@ def test_all_looks_together_miss_the_truth_at_most_as_often_as_one_interval_may(
         found = [
             np.abs(stats.ttest_1samp(values[:, :n], 0, axis=1).statistic) > stats.t.isf(level / 2, n - 1) for n in looks
         ]
-        return np.any(found, axis=0).mean()
+        return np.any(found, axis=0)
 
-    assert missed(range(5, 41), 0.05) > 0.2  # why looking at will is not enough
-    assert 0.035 < missed((5, 10, 20, 40), 0.05 / 4) < 0.05
-    mine = [any(look_interval(path[:n]).excludes_zero for n in range(5, 41)) for path in values[:2000].tolist()]
-    assert np.mean(mine) == pytest.approx(missed((5, 10, 20, 40), 0.05 / 4), abs=3 * math.sqrt(0.05 * 0.95 / 2000))
+    assert missed(range(5, 41), 0.05).mean() > 0.2  # why looking at will is not enough
+    at_four_looks = missed((5, 10, 20, 40), 0.05 / 4)
+    assert 0.035 < at_four_looks.mean() < 0.05
+    mine = [any(look_interval(path[:n]).excludes_zero for n in range(5, 41)) for path in values[:300].tolist()]
+    assert mine == at_four_looks[:300].tolist()
 
 
 def test_a_look_has_a_quarter_of_the_error_and_pairs_after_it_wait_for_the_next():
@@ -72,10 +73,3 @@ def test_what_was_decided_stays_whatever_later_seeds_say():
 def test_an_open_difference_waits_for_the_next_look_unless_the_limit_is_reached():
     assert decide(around(0.4, 5.0, 20), Question(margin=0.5), ACCURACY).next_look == 40
     assert decide(around(0.7, 1.0, 5), Question(margin=0.5, most=5), ACCURACY).next_look is None
-
-
-def test_seeds_that_all_agree_decide_nothing_and_end_the_training():
-    few, many = (decide([0.5] * n, Question(margin=1.0), ACCURACY) for n in (5, 10))
-    assert (few.verdict, few.next_look) == ("undecided", 10)
-    assert (many.verdict, many.next_look) == ("undecided", None)
-    assert many.reason == "all seeds agree to the last digit"

@@ -2,15 +2,13 @@
 
 import importlib
 import inspect
-import re
 
 import pytest
 from compared import report_text
 from torchmetrics import Metric as TorchMetric
 
-from comparison.runs.metric import Metric, direction, mode_of
+from comparison.runs.metric import Metric, direction
 from lightning_modules.cli import main
-from structured_init.util.errors import StructuredInitError
 
 LESS = (
     "CrossEntropy MeanSquaredError val_err top1_err valLoss BPB test/rmse test/loss perplexity bits_per_character "
@@ -70,20 +68,6 @@ def test_a_label_has_the_words_of_a_name_and_its_unit_once(name, label):
     assert Metric(name).label == label
 
 
-def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path):
-    rows = [
-        f"{arm},{seed},{base + 0.1 * seed**1.5}"
-        for arm, base in (("default", 5.05), ("new", 1.09))
-        for seed in range(4)
-    ]
-    rows = [row if "new" in row else row + "1" for row in rows]  # no two differences alike
-    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/rmse", *rows]))
-    text = report_text(tmp_path / "t.csv", "result")
-    assert re.search(r"\| new \|.* better, adjusted", text)
-    assert "| arm | seeds | test rmse, lower is better |" in text
-    assert "lower is better" in text.split("##")[0]
-
-
 def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, capsys):
     table = tmp_path / "t.csv"
     table.write_text(
@@ -104,8 +88,3 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
     with pytest.raises(SystemExit):
         main(["report", str(table), "--less-is-better", "--more-is-better"])
     assert "not allowed with argument" in capsys.readouterr().err
-
-
-def test_no_name_is_answered_with_itself():
-    with pytest.raises(StructuredInitError, match=r"^the name 'test/tpr_fpr' .* better: add --more-is-better or"):
-        mode_of("test/tpr_fpr")

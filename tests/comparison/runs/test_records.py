@@ -78,12 +78,6 @@ def test_only_runs_at_the_chosen_learning_rate_count(comparison):
     assert list(table[table["chosen"]]["learning_rate"]) == [0.01]
 
 
-def test_a_comparison_without_runs_is_an_empty_table_with_its_columns(comparison):
-    folder = comparison({"default": {}}, seeds=[0])
-    assert {"arm", "seed", "chosen"} <= set(load_results(folder).columns)
-    assert {"arm", "step", "value"} <= set(load_curves(folder).columns)
-
-
 def test_a_folder_without_a_comparison_is_one_line(tmp_path):
     with pytest.raises(StructuredInitError, match="holds no comparison"):
         load_results(tmp_path)
