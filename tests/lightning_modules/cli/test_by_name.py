@@ -72,9 +72,6 @@ def test_weights_of_a_module_around_a_network_or_of_a_plain_loop_are_read(folder
     for file in ("plain.pth", "last.ckpt"):
         main(["audit", "test_vit", "--checkpoint", file])
         assert "constant 0.25" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["audit", "test_vit", "--model.args.num_classes=7", "--checkpoint", "last.ckpt"])
-    assert "the checkpoint belongs to another network: 'head.weight' has shape" in capsys.readouterr().err
 
 
 def test_every_initialization_has_one_line_of_the_terminal_and_a_paragraph(capsys, monkeypatch):

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from lightning_modules.cli import main
-from lightning_modules.networks import create_network
 from structured_init import attention_sites
 
 
@@ -133,13 +131,6 @@ def test_a_plan_lists_what_would_be_done_and_touches_nothing(cli, folder, capsys
     assert {path.name for path in folder.iterdir()} == {"tiny.yaml"}
     untouched = cli("show", "-c", "init/default", "--plan").model
     assert all(torch.equal(a, b) for a, b in zip(planned.parameters(), untouched.parameters(), strict=True))
-
-
-def test_exported_weights_load_into_the_bare_network(shown):
-    network = create_network("vit_nano_patch2_8", image_size=8, in_channels=1, embed_dim=16, num_heads=2, depth=2)
-    network.load_state_dict(load_file(shown.folder / "start.safetensors"))
-    images = torch.randn(2, 1, 8, 8)
-    torch.testing.assert_close(network.eval()(images), shown.model.network.eval()(images))
 
 
 def test_exported_weights_stand_beside_the_start(shown, cli, folder):

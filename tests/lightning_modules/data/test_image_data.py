@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 from pathlib import Path
@@ -101,13 +100,6 @@ def test_a_smaller_fraction_is_part_of_a_larger_one_and_validation_stays(picture
     assert set(small.val_set.rows) == set(large.val_set.rows)
 
 
-def test_without_a_validation_part_all_images_are_trained_on(pictures):
-    data = ImageData(str(pictures), val_fraction=0, batch_size=4)
-    data.setup("fit")
-    assert data.val_dataloader() == []
-    assert sorted(data.train_set.rows) == list(range(40))
-
-
 def test_training_never_decodes_the_test_split(write_parquet):
     rng = np.random.default_rng(0)
     folder = write_parquet(rng.integers(0, 256, (20, 8, 8), dtype=np.uint8), np.arange(20) % 2)
@@ -136,13 +128,6 @@ def test_each_channel_has_statistics_of_its_own(write_parquet):
     data.setup("fit")
     assert data.mean == pytest.approx(pixels.reshape(-1, 3).mean(0) / 255, rel=1e-12)
     assert data.std == pytest.approx(pixels.reshape(-1, 3).std(0) / 255, rel=1e-12)
-
-
-def test_given_statistics_are_used(pictures):
-    data = ImageData(str(pictures), mean=[0.25], std=[0.5], val_fraction=0, batch_size=4)
-    data.setup("fit")
-    stored = np.asarray(Image.open(io.BytesIO(data.source.split("train")[7]["image"]["bytes"]))) / 255
-    np.testing.assert_allclose(data.train_set[7][0][0], (stored - 0.25) / 0.5, atol=1e-6)
 
 
 def test_images_get_the_size_and_the_channels_asked_for(write_parquet):

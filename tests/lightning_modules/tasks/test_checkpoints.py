@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import torch
 
 from lightning_modules.cli import main
 from lightning_modules.tasks.checkpoint import (
-    WholeCheckpoints,
     refuse_changed_arguments,
 )
 from structured_init import StructuredInitError
@@ -128,20 +125,6 @@ def test_a_checkpoint_has_its_name_only_when_it_is_whole(cli, folder, monkeypatc
     steps = run.trainer.num_training_batches
     first, second = f"epoch=0-step={steps}.ckpt", f"epoch=1-step={2 * steps}.ckpt"
     assert seen == [set(), {first}, {first, "last.ckpt"}, {second, "last.ckpt"}]
-
-
-def test_a_full_disk_leaves_the_checkpoint_before_and_is_one_line(last, monkeypatch):
-    before = Path(last).read_bytes()
-
-    def full(checkpoint, file):
-        file.write(b"part of it")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(StructuredInitError, match=r"cannot write '.*last.ckpt': No space left on device"):
-        WholeCheckpoints().save_checkpoint({}, last)
-    assert Path(last).read_bytes() == before
-    assert not list(Path(last).parent.glob(".*"))
 
 
 def test_arguments_are_compared_by_value_at_any_depth():

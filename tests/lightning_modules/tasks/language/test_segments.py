@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 from lightning_modules import LanguageModel
-from lightning_modules.tasks.language.model import segment_mask
 from structured_init import StructuredInitError
-
-SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 0, 0]])
 
 
 def documents(objective, lengths=(5, 4, 3)):
@@ -60,14 +57,6 @@ def test_padding_changes_nothing_and_gives_finite_gradients(network, language_mo
     torch.testing.assert_close(costs(model, filled), costs(model, alone))
     model.training_step(filled, 0).backward()
     assert all(p.grad.isfinite().all() for p in model.network.parameters())
-
-
-def test_a_token_sees_its_own_document_and_if_causal_only_what_came_before():
-    both = segment_mask(SEGMENTS, causal=False)[0, 0]
-    for row, (query, seen) in enumerate(zip(SEGMENTS[0], both, strict=True)):
-        assert seen.tolist() == [bool(query == key) for key in SEGMENTS[0]]
-        causal = segment_mask(SEGMENTS, causal=True)[0, 0, row]
-        assert causal.tolist() == [bool(s) and column <= row for column, s in enumerate(seen)]
 
 
 def test_a_network_that_cannot_keep_documents_apart_is_refused():
