@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import timm
 import torch
-import transformers
+from hosts import of_transformers
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -48,6 +48,10 @@ VIT = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads":
 WHISPER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
 WHISPER |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 13}
 WHISPER |= {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 7, **TOKENS}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 12, "vocab_size": 13, **TOKENS}
+GROUPED = {**WIDTH, **TEXT, "num_key_value_heads": 2, "head_dim": 6}
+STATES = {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 13, **TOKENS}
+STATES2 = {**STATES, "expand": 2, "num_heads": 4, "head_dim": 4, "n_groups": 2, "chunk_size": 4}
 SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)}
 
 
@@ -101,28 +105,6 @@ def torch_convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), depthwise, nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
 
 
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=12, vocab_size=13, **TOKENS)
-    return transformers.GPT2Model(config)
-
-
-def tied_llama() -> nn.Module:
-    groups = {"num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**WIDTH, **TEXT, **groups))
-
-
-def mamba() -> nn.Module:
-    sizes = {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 13, "time_step_rank": 2}
-    return transformers.MambaModel(transformers.MambaConfig(**sizes, **TOKENS))
-
-
-def mamba2() -> nn.Module:
-    sizes = {"hidden_size": 8, "expand": 2, "num_heads": 4, "head_dim": 4, "n_groups": 2, "state_size": 4}
-    return transformers.Mamba2Model(
-        transformers.Mamba2Config(**sizes, num_hidden_layers=2, vocab_size=13, chunk_size=4, **TOKENS)
-    )
-
-
 def torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False)
 
@@ -130,14 +112,6 @@ def torch_encoder() -> nn.Module:
 def resnet() -> nn.Module:
     block = timm.models.resnet.BasicBlock
     return timm.models.resnet.ResNet(block, (1, 1, 1, 1), channels=(8, 8, 16, 16), stem_width=8, num_classes=3)
-
-
-def convnext() -> nn.Module:
-    return timm.models.convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=3)
-
-
-def mixer() -> nn.Module:
-    return timm.models.mlp_mixer.MlpMixer(img_size=8, patch_size=2, num_blocks=2, embed_dim=16, num_classes=3)
 
 
 LAYERS = {"layers"}
@@ -161,8 +135,16 @@ HOSTS = {
         images,
         LAYERS | {"depthwise"},
     ),
-    "ConvNeXt": Host(convnext, lambda device: images(device, 32), LAYERS | {"depthwise"}),
-    "MLP-Mixer": Host(mixer, images, LAYERS | {"mlp"}),
+    "ConvNeXt": Host(
+        lambda: timm.models.convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=3),
+        lambda device: images(device, 32),
+        LAYERS | {"depthwise"},
+    ),
+    "MLP-Mixer": Host(
+        lambda: timm.models.mlp_mixer.MlpMixer(img_size=8, patch_size=2, num_blocks=2, embed_dim=16, num_classes=3),
+        images,
+        LAYERS | {"mlp"},
+    ),
     "ResNet": Host(resnet, lambda device: images(device, 32), LAYERS),
     "encoder of torch": Host(torch_encoder, features, LAYERS | {"attention", "square"}),
     "decoder of torch": Host(
@@ -172,14 +154,20 @@ HOSTS = {
     ),
     "convolutions of torch": Host(torch_convolutions, first_argument(images, "input"), LAYERS | {"depthwise"}),
     "ViT of transformers": Host(
-        lambda: transformers.ViTModel(transformers.ViTConfig(**WIDTH, image_size=8, patch_size=2)), pixel_values, SEEN
+        lambda: of_transformers("ViTModel", **WIDTH, image_size=8, patch_size=2), pixel_values, SEEN
     ),
-    "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
-    "GPT-2": Host(gpt2, ids, READ | {"two causal layers"}),
-    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "sequence", "two causal layers"}),
-    "Whisper": Host(lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ),
-    "Mamba": Host(mamba, ids, LAYERS | {"state space", "depthwise"}),
-    "Mamba-2": Host(mamba2, ids, LAYERS | {"state space", "depthwise"}),
+    "BERT": Host(lambda: of_transformers("BertModel", **WIDTH, **TEXT), ids, READ),
+    "GPT-2": Host(lambda: of_transformers("GPT2Model", **GPT2), ids, READ | {"two causal layers"}),
+    "Llama with tied embeddings": Host(
+        lambda: of_transformers("LlamaForCausalLM", **GROUPED, tie_word_embeddings=True),
+        ids,
+        LAYERS | {"attention", "sequence", "two causal layers"},
+    ),
+    "Whisper": Host(lambda: of_transformers("WhisperModel", **WHISPER), sound_and_ids, READ),
+    "Mamba": Host(
+        lambda: of_transformers("MambaModel", **STATES, time_step_rank=2), ids, LAYERS | {"state space", "depthwise"}
+    ),
+    "Mamba-2": Host(lambda: of_transformers("Mamba2Model", **STATES2), ids, LAYERS | {"state space", "depthwise"}),
     "no layers": Host(lambda: nn.Sequential(nn.Embedding(13, 4), nn.LayerNorm(4)), first_argument(ids, "input"), set()),
 }
 

@@ -104,10 +104,3 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
     with pytest.raises(StructuredInitError) as error:
         wrong()
     assert str(error.value).startswith(said)
-
-
-def test_a_preset_file_that_is_no_yaml_is_one_line_with_the_line(tmp_path):
-    (tmp_path / "mine.yaml").write_text("init:\n\tinitializer: Mimetic\n")
-    said = r"mine.yaml' is not YAML: .*found character '\\t' that cannot start .* line 2"
-    with pytest.raises(StructuredInitError, match=said):
-        preset(str(tmp_path / "mine.yaml"))
