@@ -109,14 +109,6 @@ class Cache(nn.Module):
         return x + self.table
 
 
-class Grow(nn.Linear):
-    def __init__(self):
-        super().__init__(WIDTH, WIDTH, bias=False)
-
-    def reset_parameters(self):
-        nn.init.normal_(self.weight, std=5)
-
-
 def copied():
     block = Block()
     return [block, *(copy.deepcopy(block) for _ in range(2))]
@@ -146,7 +138,6 @@ PLANTED = {
     ),
     "copies: blocks.0–2.up.weight, blocks.0–2.up.bias, ": lambda: Net(blocks=copied()),
     "loss: the first loss is ": lambda: Net(head=10.0),
-    "depth: activations change 1.9e+04-fold from blocks.0 to blocks.3": lambda: Net(blocks=[Grow() for _ in range(4)]),
 }
 
 

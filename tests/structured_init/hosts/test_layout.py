@@ -81,7 +81,6 @@ WRONG = {
         lambda m: layout(m, key=Projection(m.to_k.weight, 0, 4)),
         "^the layout of MyAttention: key needs heads to be a whole number from 1, got 0$",
     ),
-    "queries along inputs": (lambda m: layout(m, axes=(1, 0, 0, 1)), "lie along axis 0, not 1: axis=0$"),
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
 import timm
 import torch
@@ -138,12 +136,17 @@ def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
     assert different(seen) == [5]
 
 
-@pytest.mark.parametrize("name", [name for name in IMAGES if IMAGES[name][3]])
+@pytest.mark.parametrize("name", IMAGES)
 def test_the_row_of_an_image_is_the_patchs(name):
     build, tables, (rows, columns), before_layers = IMAGES[name]
     model = build().eval()
     images = torch.randn(2, 3, 32, 32)
-    assert [site.name for site in position_sites(model, batch=images)] == tables
+    sites = position_sites(model, batch=images)
+    assert [(site.name, site.grid, site.num_tokens) for site in sites] == [
+        (table, (rows, columns), rows * columns) for table in tables
+    ]
+    if before_layers is None:
+        return
     initialize(model, mark(2 * columns + 1), batch=images)
     seen = []
     before_layers(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
@@ -157,15 +160,6 @@ def test_the_row_of_an_image_is_the_patchs(name):
     tokens = seen[0][0].reshape(-1, seen[0].shape[-1])
     assert different(tokens[-rows * columns :]) == [2 * columns + 1]
     assert len(tokens) - rows * columns == prefix_tokens(model, images)
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_the_grid_of_an_image_is_found(name):
-    build, tables, grid, _ = IMAGES[name]
-    sites = position_sites(build(), batch=torch.randn(2, 3, 32, 32))
-    assert [(site.name, site.grid, site.num_tokens) for site in sites] == [
-        (table, grid, prod(grid)) for table in tables
-    ]
 
 
 class Cast(Tutorial):

@@ -109,13 +109,6 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     assert report.unset_positions == []
 
 
-def test_without_a_batch_the_report_says_that_one_would_find_them():
-    model = Foreign()
-    model.layers = nn.Sequential(*(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2)))
-    report = initialize(model, Mimetic(), seed=0)
-    assert report.skipped["positions"].endswith("given a batch, as batch=…, one forward pass finds a learned table")
-
-
 @pytest.mark.parametrize("control", [False, True])
 def test_positions_alone_are_found_and_frozen_too(control):
     model = Foreign()

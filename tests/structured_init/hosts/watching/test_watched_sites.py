@@ -45,9 +45,6 @@ class Reader(nn.Module):
     [
         lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1, 1, 1)),
         lambda: of_transformers("LlamaModel", **TINY, num_key_value_heads=2),
-        lambda: of_transformers(
-            "GPT2Model", vocab_size=40, n_embd=16, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-        ),
     ],
 )
 def test_layouts_written_by_hand_are_what_the_model_computes(model):
