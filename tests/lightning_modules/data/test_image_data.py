@@ -148,6 +148,7 @@ def test_images_get_the_size_and_the_channels_asked_for(write_parquet):
 def test_training_batches_are_full_and_test_batches_complete(pictures):
     data = ImageData(str(pictures), val_fraction=0, batch_size=16, eval_batch_size=7)
     assert [len(labels) for _, labels in batches(data)] == [16, 16]
+    assert data.val_dataloader() == []
     data.setup("test")
     assert sum(len(labels) for _, labels in data.test_dataloader()) == 40
 

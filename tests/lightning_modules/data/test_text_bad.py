@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from lightning_modules.data import TextData
@@ -57,9 +55,3 @@ def test_file_that_is_not_utf8(tmp_path):
     file = tmp_path / "train.txt"
     file.write_bytes("eins\nzwei\ndräi\n".encode("latin1"))
     assert message(file).startswith(f"no dataset '{file}' ('utf-8' codec can't decode byte 0xe4")
-
-
-def test_columns_without_the_text(tmp_path):
-    pq.write_table(pa.table({"number": [1, 2], "title": ["a", "b"]}), tmp_path / "train.parquet")
-    said = f"dataset '{tmp_path}' has no column 'titel': did you mean 'title'?"
-    assert message(tmp_path, text_column="titel") == said
