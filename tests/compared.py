@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -14,10 +13,8 @@ from comparison.plan.arms import parse_arms
 from comparison.plan.comparison import Comparison
 from comparison.plan.further_seeds import question_from
 from comparison.plan.roles import ENDINGS, roles_by_name, with_controls
-from comparison.runs.folder import Manifest, chosen_learning_rates
-from comparison.runs.records import load_results
+from comparison.runs.folder import Manifest
 from comparison.say.data import read_report_data
-from comparison.say.headline import headline_tables
 from comparison.say.registry import PANELS, pieces
 from comparison.say.writing import markdown
 from comparison.train.run_log import read_rows
@@ -184,13 +181,3 @@ def assert_same(one, other):
     states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
     for part in ("state_dict", "optimizer_states", "lr_schedulers"):
         torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
-
-
-def headline(folder_or_results, manifest, controls=None, curves=None):
-    """The headline table in Markdown, of a folder or of what ``load_results`` gave of it."""
-    results, choices = folder_or_results, {}
-    if isinstance(results, (str, os.PathLike)):
-        results, choices = load_results(results), chosen_learning_rates(results)
-    if controls is not None:
-        manifest = dataclasses.replace(manifest, controls=controls)
-    return headline_tables(find_places(results, manifest, curves, choices))

@@ -1,18 +1,15 @@
-import dataclasses
 import math
 
 import pytest
-from compared import found, headline
+from compared import found
 
-from comparison.contrasts.place import find_places
+from comparison.contrasts.place import look
 from comparison.contrasts.targets import reach, steps_to
 from comparison.runs.folder import read_manifest
 from comparison.runs.metric import Metric
-from comparison.runs.records import load_curves, load_results
-from comparison.say.headline import headline_table, speed_table
+from comparison.say.data import read_report_data
+from comparison.say.headline import headline_table, headline_tables, speed_table
 from comparison.tables import Cell, Table, number
-
-CONTROLS = {"mimetic": {"sincos": "same positions"}}
 
 
 def cells(text):
@@ -27,13 +24,11 @@ def test_a_table_in_latex_has_its_signs_escaped():
     ]
 
 
-def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
+def test_headline_pairs_every_arm_with_baseline_and_control():
     values = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
     values["mimetic"] = {0: 0.86, 1: 0.90, 2: 0.87}
-    folder = comparison(values, pieces=())
-    header, _, default, sincos, mimetic, _, heading, _, control = cells(
-        headline(folder, read_manifest(folder), CONTROLS)
-    )
+    text = headline_tables(found(values, controls={"mimetic": {"sincos": "same positions"}}))
+    header, _, default, sincos, mimetic, _, heading, _, control = cells(text)
     assert header == [
         "arm",
         "seeds",
@@ -113,8 +108,8 @@ def test_speed_up_is_the_paired_ratio_of_steps_to_a_value_that_all_runs_of_both_
 
 
 def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
-    folder = comparison({"default": {0: 0.6, 1: 0.8}, "sincos": {0: 0.9, 1: 0.9}}, pieces=())
-    (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
+    values = {"default": {0: 0.6, 1: 0.8}, "sincos": {0: 0.9, 1: 0.9}}
+    (found,) = read_report_data(comparison(values, pieces=())).places
     assert found.target == pytest.approx(70)
     steps = {arm.name: arm.reach.steps for arm in found.arms}
     # Curves rise linearly from the first evaluation at 10 steps to the final value at 40.
@@ -129,8 +124,7 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     noise = (0.0, 0.004, -0.004, 0.002, -0.003)
     values = {arm: {seed: each + noise[seed] for seed in range(5)} for arm, each in (("default", 0.60), ("a", 0.61))}
     values["fast"] = {seed: 0.9 + noise[(seed + 2) % 5] for seed in range(5)}
-    folder = comparison(values, pieces=())
-    (found,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
+    (found,) = read_report_data(comparison(values, pieces=())).places
     a, fast = (arm.reach for arm in found.arms[1:])
     assert min(a.adjusted, fast.adjusted) == pytest.approx(2 * min(a.p_value, fast.p_value), abs=0)
     cell = speed_table(found).rows[2][-1]
@@ -152,8 +146,8 @@ def test_the_mean_of_an_accuracy_has_students_interval_cut_at_the_ends_and_none_
 
 
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
-    folder = comparison({"default": {0: 0.6}}, pieces=())
-    assert "No complete run" in headline(folder, dataclasses.replace(read_manifest(folder), metric="test/other"))
+    folder = comparison({"default": {0: 0.6}}, pieces=(), metric="test/other")
+    assert "No complete run" in headline_tables(look(folder, read_manifest(folder)))
 
 
 def test_cells_are_escaped():

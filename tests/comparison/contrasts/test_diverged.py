@@ -4,15 +4,13 @@ import json
 import math
 
 import pytest
-from compared import headline
 
-from comparison.contrasts.place import find_places
+from comparison.contrasts.place import look
 from comparison.contrasts.targets import final_mean, steps_to
 from comparison.intervals import t_interval
-from comparison.runs.folder import chosen_learning_rates, read_manifest
-from comparison.runs.records import load_curves, load_results
+from comparison.runs.folder import read_manifest
 from comparison.say.data import read_report_data
-from comparison.say.headline import headline_table, learning_rate_table
+from comparison.say.headline import headline_table, headline_tables, learning_rate_table
 from comparison.say.panels.learning_rates import learning_rates
 from comparison.say.writing import record
 
@@ -22,7 +20,7 @@ HALF = {0: 0.90, 1: 0.912, 2: math.nan, 3: math.inf}
 
 
 def found(folder):
-    (each,) = find_places(load_results(folder), read_manifest(folder), load_curves(folder))
+    (each,) = read_report_data(folder).places
     return each, {arm.name: arm for arm in each.arms}
 
 
@@ -104,9 +102,8 @@ def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison)
                 comparison.add_run(place, arm, seed, final, (), True, reason, rate=float(rate))
     (folder / "learning_rates.json").write_text(json.dumps({"": choices}))
     row = "| wild | 2 (no learning rate: at each a run diverged or failed) | – | nothing paired |"
-    assert row in headline(folder, read_manifest(folder))
-    manifest, results = read_manifest(folder), load_results(folder)
-    (each,) = find_places(results, manifest, load_curves(folder), chosen_learning_rates(folder))
+    (each,) = places = look(folder, read_manifest(folder))
+    assert row in headline_tables(places)
     assert [arm.name for arm in each.arms] == ["default", "wild"]
     assert not each.contrasts  # and so nothing is said to be better
     numbers = record(read_report_data(folder))["places"][0]["arms"][1]

@@ -324,7 +324,7 @@ class Meta(nn.Module):
 
 
 def test_an_own_method_called_initialize_weights_is_called():
-    class Gated(nn.Module):
+    class Half(nn.Module):
         def __init__(self):
             super().__init__()
             self.gate = nn.Linear(16, 16)
@@ -332,15 +332,9 @@ def test_an_own_method_called_initialize_weights_is_called():
 
         def initialize_weights(self):
             nn.init.normal_(self.gate.weight, std=0.02)
-            nn.init.zeros_(self.gate.bias)
-
-    class Half(Gated):
-        def initialize_weights(self):
-            nn.init.normal_(self.gate.weight, std=0.02)
 
     found = check_initialized(Half).failures
     assert found == ["meta: gate.bias: 16 of 16 numbers were not written by initialize_weights() after to_empty()"]
-    assert check_initialized(Gated).failures == []
 
 
 @pytest.mark.parametrize("method", ["reset_parameters", "init_weights"])
