@@ -12,12 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from comparison.command.options import compare_parser, parse_rates, parse_seeds
 from comparison.plan.arms import Arm, parse_arms
-from comparison.plan.comparison import Comparison
-from comparison.plan.experiment import _quiet, parse, values_of
-from comparison.plan.fitting import Planner
+from comparison.plan.experiment import _quiet
 from comparison.plan.prepare import parse_grid, prepare
 from lightning_modules.cli.configurations import find_config
-from structured_init import Mimetic, StructuredInitError
+from structured_init import StructuredInitError
 from structured_init.presets import split_outside_brackets
 
 
@@ -134,7 +132,7 @@ def test_learning_rates_are_positive_numbers():
 class Module(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.network = nn.Sequential(strangers.Einsum())  # 12 numbers in 3 heads
+        self.network = nn.Sequential(strangers.Einsum())  # 12 numbers in 3 heads; found on samples of the data alone
 
     def forward(self, x):
         return self.network(x)
@@ -209,20 +207,6 @@ def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path
 def test_a_control_that_is_named_keeps_the_role_of_its_name(tmp_path):
     words = ["--inits", "default,mimetic,mimetic_scrambled", "--control", "mimetic=mimetic_scrambled"]
     assert prepared(tmp_path, "Data", *words).controls == {"mimetic": {"mimetic_scrambled": "scrambled"}}
-
-
-def planned(folder, data):
-    (folder / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.{data}\n")
-    experiment = [str(folder / "own.yaml")]
-    comparison = Comparison(folder=folder / "out", experiment=experiment, arms=parse_arms("mimetic"), seeds=[0])
-    planner = Planner(comparison, values_of(parse(comparison.configurations())))
-    planner.build_points()
-    [report] = planner.plan(comparison.arms["mimetic"], Mimetic(positions="keep"))
-    return report
-
-
-def test_attention_without_a_name_is_planned_on_samples_of_the_data(tmp_path):
-    assert planned(tmp_path, "Data").attention == {"network.0": True}
 
 
 @pytest.mark.parametrize("before", [None, "7"])

@@ -132,11 +132,6 @@ def test_a_layer_scale_of_attention_is_told_by_its_class_or_name(name, bare):
     assert branch_scale(weights, "attn") == pytest.approx(1e-5)
 
 
-def test_a_class_can_be_named_by_its_path():
-    register_attention(f"{UserAttention.__module__}.{UserAttention.__qualname__}")(describe)
-    assert [site.name for site in attention_sites(nn.Sequential(SpecialAttention()))] == ["0"]
-
-
 def test_the_nearest_class_describes_a_module():
     register_attention(UserAttention, grid=(1, 1))(describe)
     register_attention(SpecialAttention, grid=(2, 2))(describe)
