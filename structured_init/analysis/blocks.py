@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
@@ -61,7 +62,7 @@ def _blocks(name: str, module: nn.Module, is_right: Kind) -> Named:
     listed = dict(_listed(name, module, is_right))
     inner = {path: _blocks(path, child, is_right) for path, child in _paths(name, module)}
     # Stages: listed modules that repeat blocks of their own, which hold nearly all of their parameters.
-    blocks = [block for path in listed for block in inner[path]]
+    blocks = list(chain.from_iterable(map(inner.get, listed)))
     kinds = sum(len({class_of(block) for _, block in inner[path]}) for path in listed)
     stages = len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size([*listed.items()])
     found: Named = []
@@ -95,12 +96,15 @@ def only_holds(cls: type) -> bool:
 
 def is_composite(module: nn.Module) -> bool:
     """Say whether a module has parameters, and parts beside what computes a weight of its own."""
-    parts = any(name != "parametrizations" for name, _ in module.named_children())
-    return parts and any(True for _ in module.parameters())
+    return bool(module._modules.keys() - {"parametrizations"}) and _has_parameters(module)
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return not is_composite(module) and any(True for _ in module.parameters())
+    return not is_composite(module) and _has_parameters(module)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _without_sides(blocks: Named) -> Named:

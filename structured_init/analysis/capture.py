@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.known import ATTENTION
@@ -165,9 +165,16 @@ def check_layers(who: str, layers: Any) -> None:
 
 def cut_samples(inputs: tuple, samples: int | None) -> tuple[tuple, str]:
     """Return at most so many samples of a model's arguments, all when None, and a text that says what was left out."""
-    few = inputs if samples is None else first_samples(inputs, samples)
-    before, after = ([leaf.numel() for leaf in tree_leaves(x) if isinstance(leaf, Tensor)] for x in (inputs, few))
-    return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all" if before != after else ""
+    if samples is None:
+        return inputs, ""
+    few = first_samples(inputs, samples)
+    if tree_map(_shape, few) == tree_map(_shape, inputs):
+        return few, ""
+    return few, f"; the first {samples} along axis 0 were taken, max_samples=None gives all"
+
+
+def _shape(leaf: object) -> object:
+    return getattr(leaf, "shape", None)
 
 
 @dataclass
@@ -199,7 +206,7 @@ class _Known:
         self.refused: dict[str, str] = {}
         self.failure: str | None = None
         names = [*self.heads, *self.adapted]
-        unknown = [each for each in unknown_attention(model) if not any(within(each, name) for name in self.adapted)]
+        unknown = [each for each in unknown_attention(model) if not self.is_adapted(each)]
         fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
         foreign = any(ATTENTION.foreign(site.module) for site in sites)  # a layout does not say how maps are stored
         if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
@@ -216,12 +223,16 @@ class _Known:
                 self._take(found, attention_sites(weights, cross=True), dict(modules))
             return
 
+    def is_adapted(self, layer: str) -> bool:
+        """Say whether the maps of a layer are read by a function that was registered for it, or for what is around."""
+        return any(within(layer, name) for name in self.adapted)
+
     def _take(self, found: list[FoundAttention], sites: list[AttentionSite], modules: dict[str, nn.Module]) -> None:
         self.places = {}
         names = {id(same_attention(site, found)): site.name for site in sites}
         for each in found:
             name = names.get(id(each)) or _layer_around(each.name, modules)
-            if any(within(name, adapted) for adapted in self.adapted):
+            if self.is_adapted(name):
                 continue
             if each.reason in NO_MAPS:
                 self.refused[name] = each.reason
@@ -232,9 +243,8 @@ class _Known:
 
     def nothing(self, model: nn.Module, refused: dict[str, str]) -> NoAttentionError:
         """Return the error that says why there are no maps."""
-        refused = self.refused | refused
-        if self.failure is not None or refused:
-            why = _reasons(refused) if refused else self.failure
+        why = _reasons(self.refused | refused) or self.failure
+        if why:
             return NoAttentionError(f"no attention map was captured: {why}; {WAY_OUT}")
         return _nothing_seen(model, watched=self.places is not None)
 
@@ -254,7 +264,7 @@ class _Tap(TapMode):
         self.present: tuple[MapAt, _Call] | None = None
         for name, why in known.refused.items():
             if why != NO_SOFTMAX:
-                store.refuse(name, why)
+                store.refused[name] = why
 
     @contextmanager
     def listening(self, model: nn.Module) -> Iterator[None]:
@@ -268,13 +278,12 @@ class _Tap(TapMode):
 
     def _adapt(self, name: str, adapter: Adapter, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
         before = self.products.copy()
-        tensors = (leaf for leaf in tree_leaves((args, output)) if isinstance(leaf, Tensor))
-        device = next((tensor.device.type for tensor in tensors), "cpu")
-        with torch.autocast(device, enabled=False):
+        devices = [leaf.device.type for leaf in tree_leaves((args, output)) if isinstance(leaf, Tensor)]
+        with torch.autocast(next(iter(devices), "cpu"), enabled=False):
             maps = adapter(module, args, kwargs, output)
         self.products = before  # what the adapter computes is no part of the pass
         if maps.ndim != 4:
-            self.store.refuse(name, f"its maps {tuple(maps.shape)} are not (batch, heads, queries, keys)")
+            self.store.refused[name] = f"its maps {tuple(maps.shape)} are not (batch, heads, queries, keys)"
         else:
             self.store.add(name, maps.float())
 
@@ -284,7 +293,7 @@ class _Tap(TapMode):
 
     def _place(self, left: Tensor) -> tuple[MapAt, _Call] | None:
         """Return which map the present product takes, and of which call; ``None`` where it takes none."""
-        if any(within(self.running[-1], name) for name in self.known.adapted):
+        if self.known.is_adapted(self.running[-1]):
             return None
         if self.known.places is not None:
             return self.known.places.get(self.product)
@@ -301,7 +310,7 @@ class _Tap(TapMode):
         try:
             call.taken.append(place.arranged(maps))
         except StructuredInitError as error:
-            self.store.refuse(call.name, str(error))
+            self.store.refused[call.name] = str(error)
             return
         if len(call.taken) == len(call.places):
             self.store.add(call.name, torch.cat(call.taken, 1))
@@ -317,10 +326,6 @@ class _Store:
         self.seen: list[str] = []
         self.refused: dict[str, str] = {}
         self.halvings = 0
-
-    def refuse(self, name: str, why: str) -> None:
-        """Take note of a layer whose maps are not what they should be."""
-        self.refused[name] = why
 
     def wanted(self, name: str, number: int | None = None) -> bool:
         """Say whether a layer is asked for, by its name or its number."""
@@ -356,10 +361,12 @@ class _Store:
 
 def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     """Name what the model has, for the one who expected attention."""
-    named = ((name, each) for name, each in named_plain_modules(model) if name)
-    attention = [f"{name} ({type(each).__name__})" for name, each in named if looks_like_attention(name, each)]
+    attention = []
+    for name, each in named_plain_modules(model):
+        if name and looks_like_attention(name, each):
+            attention.append(f"{name} ({type(each).__name__})")
     if not attention:
-        kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
+        kinds = sorted({type(module).__name__ for module in model.modules()})
         return NoAttentionError(
             f"no attention map was captured: {type(model).__name__} has no attention module "
             f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",

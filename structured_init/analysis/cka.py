@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.inputs import as_inputs, explain_failure, first_samples
 from structured_init.undisturbed import undisturbed
-from structured_init.util.errors import StructuredInitError, shown
+from structured_init.util.errors import StructuredInitError
 
 Gram = Float[Tensor, "*batches samples samples"]
 Grams = dict[str, Float[Tensor, "batches samples samples"]]
@@ -53,10 +53,8 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
     m = first.shape[-1]
     if first.shape != second.shape:
         raise StructuredInitError(
-            f"similarities need the same minibatches on both sides, got {_shape(first)} and {_shape(second)}"
+            f"similarities need the same minibatches on both sides, got {tuple(first.shape)} and {tuple(second.shape)}"
         )
-    if first.shape[-2:] != (m, m):
-        raise StructuredInitError(f"Gram matrices are samples × samples, got {_shape(first)}")
     if m < 4:
         raise StructuredInitError(f"similarities need at least 4 samples in a minibatch, got {m}")
     diagonal = torch.eye(m, dtype=torch.bool, device=first.device)
@@ -76,17 +74,7 @@ def cka(first: Gram, second: Gram) -> Float[Tensor, ""]:
     unbiased, single values may lie a little below zero or above one. It is nan where a representation is constant.
     Kernel matrices are (B, m, m), or one (m, m), of the same samples.
     """
-    return _alignment(_mean_hsic(first, second), _mean_hsic(first, first), _mean_hsic(second, second))
-
-
-def _mean_hsic(first: Gram, second: Gram) -> Float[Tensor, ""]:
-    return hsic1(first, second).mean()
-
-
-def _alignment(between: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return HSIC(K, L) / √(HSIC(K, K) · HSIC(L, L))."""
-    # Two roots: the product may leave the range of numbers. HSIC₁(K, K) is a square, but for rounding.
-    return between / (first.clamp_min(0).sqrt() * second.clamp_min(0).sqrt())
+    return cka_matrix({"": first}, {"": second})[0, 0]
 
 
 def cka_matrix(first: Mapping[str, Gram], second: Mapping[str, Gram]) -> Float[Tensor, "layers other_layers"]:
@@ -98,9 +86,12 @@ def cka_matrix(first: Mapping[str, Gram], second: Mapping[str, Gram]) -> Float[T
     """
     if not (first and second):
         raise StructuredInitError("cka_matrix: a side has no Gram matrices: give {layer: gram_matrix} for both")
-    between = torch.stack([torch.stack([_mean_hsic(k, other) for other in second.values()]) for k in first.values()])
-    own, others = (torch.stack([_mean_hsic(k, k) for k in grams.values()]) for grams in (first, second))
-    return _alignment(between, own[:, None], others)
+    between = [hsic1(k, other).mean() for k in first.values() for other in second.values()]
+    own = torch.stack([hsic1(k, k).mean() for k in first.values()])
+    others = torch.stack([hsic1(k, k).mean() for k in second.values()])
+    # Two roots: the product may leave the range of numbers. HSIC₁(K, K) is a square, but for rounding.
+    scales = own.clamp_min(0).sqrt()[:, None] * others.clamp_min(0).sqrt()
+    return torch.stack(between).view(scales.shape) / scales
 
 
 def _off_diagonal(kernel: Tensor, diagonal: Tensor) -> Tensor:
@@ -108,10 +99,6 @@ def _off_diagonal(kernel: Tensor, diagonal: Tensor) -> Tensor:
     m = kernel.shape[-1]
     mean = kernel.masked_fill(diagonal, 0).sum(dim=(-2, -1), keepdim=True) / (m * (m - 1))
     return (kernel - mean).masked_fill(diagonal, 0)
-
-
-def _shape(gram: Tensor) -> str:
-    return " × ".join(str(size) for size in gram.shape)
 
 
 def gram_matrices(
@@ -139,8 +126,6 @@ def gram_matrices(
         StructuredInitError: fewer than four samples, no block was run, or an output without an axis of samples.
     """
     blocks = repeated_blocks(model) if blocks is None else blocks
-    if not isinstance(blocks, Mapping):
-        raise StructuredInitError(f"gram_matrices: blocks is a dictionary of modules by name, got {shown(blocks)}")
     args, kwargs = as_inputs(*args, **kwargs)
     samples = next((leaf.shape[0] for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.ndim), 0)
     size = min(batch_size, samples)
@@ -167,10 +152,10 @@ def _keep_gram(
     name: str, size: int, grams: dict[str, list[Tensor]], seen: set[str], _: nn.Module, __: tuple, output: Any
 ) -> None:
     """Keep the Gram matrix of what a block has put out, as a forward hook."""
-    tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-    features = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-    if features is None:
+    found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not found:
         return
+    features = found[0]
     count = 1 + sum(other.partition(":")[0] == name for other in seen)
     distinct = name if count == 1 else f"{name}:{count}"
     seen.add(distinct)

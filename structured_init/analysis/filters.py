@@ -13,7 +13,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from structured_init.hosts.depthwise import depthwise_conv_sites
-from structured_init.hosts.registry import Where
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.linalg import empirical_covariance as empirical_covariance
 
@@ -30,16 +29,15 @@ FILTER_STATISTICS = {
 }
 
 
-def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filters]:
+def depthwise_filters(model: nn.Module) -> dict[str, Filters]:
     """Return copies of the filters of every depthwise convolution, layer name → (F, h, w); 1-D ones have h = 1.
 
     Args:
         model: any model; one without depthwise convolutions gives an empty dictionary.
-        where: which layers; see :func:`structured_init.hosts.registry.selects`.
     """
     return {
         site.name: site.filters.detach().float().cpu().reshape(site.num_filters, -1, site.kernel_size[-1])
-        for site in depthwise_conv_sites(model, where)
+        for site in depthwise_conv_sites(model)
     }
 
 
@@ -76,8 +74,10 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
     √((h² + w² − 2)/12), ``neighbour_correlation`` 0, and ``effective_rank`` up to K.
     """
     if filters.ndim != 3:
-        one = ": of 1-D ones give filters[:, None], as depthwise_filters(model) does" if filters.ndim == 2 else ""
-        raise StructuredInitError(f"filters are (filters, rows, columns), got shape {tuple(filters.shape)}{one}")
+        raise StructuredInitError(
+            f"filters are (filters, rows, columns), got shape {tuple(filters.shape)}: of 1-D ones give "
+            "filters[:, None], as depthwise_filters(model) does"
+        )
     moment = empirical_covariance(filters, centred=False)
     size = (filters.shape[1], filters.shape[2])
     profile = moment.diagonal().reshape(size)

@@ -91,17 +91,17 @@ def implicit_maps(
 def _selection(module: nn.Module, hidden: Tensor, mask: Tensor | None) -> tuple[Selection, Tensor]:
     """Return what the scan is given, in float32 or better, and A (H, N) or (H, 1)."""
     describe = STATE_SPACE.find(module)
-    layout = describe(module) if describe is not None else None
-    if layout is None or layout.select is None:
+    layout = describe and describe(module)
+    if not layout or not layout.select:
         raise StructuredInitError(
-            f"implicit attention: {class_path(type(module))} does not report the inputs of its scan: "
-            f"{WAY_OUT if layout is None else 'give its layout `select`'}"
+            f"implicit attention: {class_path(type(module))} does not report the inputs of its scan: {WAY_OUT}, "
+            "with `select` in its layout"
         )
-    if mask is not None:
-        hidden = hidden * mask[..., None]
-    parts = layout.select(hidden.to(layout.B.weight.dtype))
-    if mask is not None:  # hosts mask again behind the convolution
-        parts = parts._replace(values=parts.values * mask[..., None, None], B=parts.B * mask[..., None, None])
+    if mask is None:
+        mask = hidden.new_ones(hidden.shape[:2])
+    parts = layout.select((hidden * mask[..., None]).to(layout.B.weight.dtype))
+    # Hosts mask again behind the convolution.
+    parts = parts._replace(values=parts.values * mask[..., None, None], B=parts.B * mask[..., None, None])
     A = -layout.A_log.detach().exp()
     dtype = torch.promote_types(torch.promote_types(A.dtype, parts.step.dtype), torch.float32)
     return Selection(*(part.detach().to(dtype) for part in parts)), A.to(dtype).reshape(A.shape[0], -1)

@@ -114,12 +114,11 @@ def cayley_convolution(module: CayleyConv2d, inputs: Tensor) -> float:
 @register_lipschitz(nn.Conv2d)
 def circular_convolution(module: nn.Conv2d, inputs: Tensor) -> float:
     """Exact by Fourier transform: the padding only turns phases, and each frequency has a matrix of its own."""
-    (side, columns), (stride, down) = module.kernel_size, module.stride
-    alike = side == columns and stride == down and module.padding == (side // 2, side // 2)
-    plain = module.groups == 1 and module.dilation == (1, 1)
+    side, stride = module.kernel_size[0], module.stride[0]
     height, width = inputs.shape[-2:]
-    fits = side % 2 == 1 and height % stride == 0 and width % stride == 0
-    if not (alike and plain and fits and module.padding_mode == "circular"):
+    shape = (module.kernel_size, module.stride, module.padding, module.padding_mode, module.groups, module.dilation)
+    known = ((side, side), (stride, stride), (side // 2, side // 2), "circular", 1, (1, 1))
+    if shape != known or (side % 2, height % stride, width % stride) != (1, 0, 0):
         raise StructuredInitError(
             "no Lipschitz bound is known for Conv2d but with circular padding of half its square, odd kernel, a stride "
             "that divides the input, and without groups or dilation"

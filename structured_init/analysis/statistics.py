@@ -226,9 +226,10 @@ def pairs_apart(
 
 def checked_maps(maps: AnyMaps) -> AnyMaps:
     """Return attention maps, (batch, heads, queries, keys); refuse other axes."""
-    if not isinstance(maps, Tensor) or maps.ndim != 4:
-        got = f"shape {tuple(maps.shape)}: add the missing axes" if isinstance(maps, Tensor) else type(maps).__name__
-        raise StructuredInitError(f"attention maps are (batch, heads, queries, keys), got {got}")
+    if maps.ndim != 4:
+        raise StructuredInitError(
+            f"attention maps are (batch, heads, queries, keys), got shape {tuple(maps.shape)}: add the missing axes"
+        )
     return maps
 
 
@@ -250,8 +251,6 @@ def square(maps: Tensor) -> Tensor:
 
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     """Return rows and columns of a grid that maps over patches fit; refuse any other."""
-    if not isinstance(grid, Sequence) or len(grid) != 2:
-        raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid
     if rows * columns != square(patches).shape[-1]:
         raise StructuredInitError(

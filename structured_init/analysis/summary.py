@@ -99,17 +99,19 @@ def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
 
     The columns are those of ``STATISTICS``, and of ``HEAD_SCORES`` where any layer has them.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    known = {name for layers in phases.values() for values in layers.values() for name in values}
-    names = [*STATISTICS, *(name for name in HEAD_SCORES if name in known)]
-    writer.writerow(["phase", "layer", "head", *names, "offset_row", "offset_column"])
+    rows = []
     for phase, layers in phases.items():
         for layer, values in layers.items():
-            for head, offset in enumerate(values["offset"]):
-                # A resumed run may bring statistics from before a column was added.
-                numbers = (values[name][head] if name in values else "" for name in names)
-                writer.writerow([phase, layer, head, *numbers, *offset])
+            for head, (down, across) in enumerate(values["offset"]):
+                place = {"phase": phase, "layer": layer, "head": head, "offset_row": down, "offset_column": across}
+                rows.append({name: heads[head] for name, heads in values.items()} | place)
+    scores = [name for name in HEAD_SCORES if any(name in row for row in rows)]
+    columns = ["phase", "layer", "head", *STATISTICS, *scores, "offset_row", "offset_column"]
+    text = io.StringIO()
+    # A resumed run may bring statistics from before a column was added.
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
