@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from structured_init.analysis.capture import cut_samples
 from structured_init.checks.findings import Finding, first_names, left_out
 from structured_init.checks.lines import Line, block_lines, describe
 from structured_init.checks.measured import Measured
@@ -16,7 +15,6 @@ from structured_init.checks.one_pass import BlockScale, measure
 from structured_init.checks.records import Record, records_of
 from structured_init.checks.references import equal_references
 from structured_init.checks.table import OF_NUMBERS, make
-from structured_init.inputs import as_inputs
 from structured_init.odd_weights import trained_norm
 from structured_init.storage import refuse_unreadable
 from structured_init.undisturbed import evaluating
@@ -68,18 +66,18 @@ def audit(
     if all(parameter.is_meta for parameter in parameters):
         raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
     with evaluating(model):
-        inputs, cut = (None, "") if batch is None else cut_samples(as_inputs(batch), max_samples)
-        depth = measure(model, inputs, seed, classes, cut)
+        depth = measure(model, batch, seed, classes, max_samples)
         records = records_of(model)
         trained = trained_norm(Weights(model))
     measured = Measured(model, records, records, depth)
-    guesses = ["loss"] if trained is None else []  # what was trained does not
-    rows = [make(name, measured) for name in ("memory", *OF_NUMBERS, "depth", "stuck", "blind", *guesses)]
-    findings = [each for row in rows for each in row.findings]
+    rows = [make(name, measured) for name in ("memory", *OF_NUMBERS, "depth", "stuck", "blind")]
     notes = [f"{each.name}: its {each.dtype} numbers cannot be read" for each in records if each.kind == "unreadable"]
-    notes += left_out(rows)
-    if trained is not None:
+    if trained is None:
+        rows.append(make("loss", measured))  # what was trained does not guess
+    else:
         notes.append(f"the weights look trained: '{trained}' is not constant")
+    findings = [each for row in rows for each in row.findings]
+    notes += left_out(rows)
     unmoved = [each.name for each in measured.unmoved()]
     if unmoved:
         notes.append(f"{first_names(unmoved)}: no gradient on this batch")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from structured_init.checks.findings import NotMade
 from structured_init.hosts.registry import Where, selects
 from structured_init.undisturbed import own_random_state
 from structured_init.util.errors import StructuredInitError
@@ -32,16 +33,8 @@ RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their first plain name."""
     plain = plain_names(model)
-    return {plain(name): _dense(each.detach()) for name, each in (*model.named_parameters(), *model.named_buffers())}
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor that is stored in an unusual way."""
-    if tensor.is_nested:
-        return torch.cat([each.flatten() for each in tensor.unbind()])
-    if tensor.is_quantized:
-        return tensor.dequantize()
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {plain(name): each.detach().to_dense() for name, each in named}
 
 
 class Filled(TorchDispatchMode):
@@ -147,10 +140,14 @@ class Builds:
                     self.bare[name] = bare
 
     @cached_property
-    def emptied(self) -> nn.Module | str:
-        """A model that was built on the meta device, and written by its own method alone; or why there is none."""
+    def emptied(self) -> nn.Module:
+        """A model that was built on the meta device, and written by its own method alone.
+
+        Raises:
+            NotMade: there is none, and why.
+        """
         if not self.method:
-            return "the model has no method that writes all its weights, init_weights() or initialize_weights()"
+            raise NotMade("the model has no method that writes all its weights, init_weights() or initialize_weights()")
         try:
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")  # loaded weights go nowhere
@@ -162,15 +159,16 @@ class Builds:
                     empty.tie_weights()
             lost = unwritten(empty).keys() - self.bare.keys()
         except Exception as error:  # whatever a host raises where it does not know the meta device
-            return f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            why = next(iter(str(error).splitlines()), "")
+            raise NotMade(f"meta device: {type(error).__name__}: {why}") from error
         if 2 * len(lost) > len(self.values):
-            return f"{self.method}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model"
+            raise NotMade(f"{self.method}() leaves {len(lost)} of {len(self.values)} tensors: it is for no empty model")
         return empty
 
     def write_zeros_for_nan(self) -> None:
         """Let the first model run where it was never written, which is said once; ``values`` keep what was there."""
         for name, value in self.values.items():
-            if value.is_floating_point() and value.isnan().any():
+            if value.isnan().any():
                 self.values[name] = value.clone()
                 value.nan_to_num_()
 
@@ -190,6 +188,4 @@ def own_method(model: nn.Module) -> str:
 
 def equal(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors hold the same bits, so that NaN is equal to NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
     return torch.equal(*(each.cpu().reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -16,7 +16,6 @@ from structured_init.checks.one_pass import Depth, measure
 from structured_init.checks.records import Record, records_of
 from structured_init.checks.table import EVERY, OF_A_PASS, make
 from structured_init.hosts.registry import idle, selects
-from structured_init.inputs import as_inputs
 from structured_init.storage import refuse_unreadable
 from structured_init.util.arguments import check_known, check_whole
 from structured_init.util.errors import StructuredInitError, nearest
@@ -70,10 +69,11 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     checked = check_initialized(model, batch, **options)
-    if checked.failures:
-        failed = ", ".join(check.name for check in checked.checks if check.failures)
-        lines = [f"{checked.model} does not begin as it should ({failed}):", *checked.failures, *checked.left_out]
-        lines += [HINTS[check.name] for check in checked.checks if check.failures and check.name in HINTS]
+    failed = [check.name for check in checked.checks if check.failures]
+    if failed:
+        first = f"{checked.model} does not begin as it should ({', '.join(failed)}):"
+        lines = [first, *checked.failures, *checked.left_out]
+        lines += [HINTS[name] for name in failed if name in HINTS]
         raise AssertionError("\n  ".join(lines))
     return checked
 
@@ -120,15 +120,16 @@ def check_initialized(
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
     wanted = _wanted(skip).difference(["snapshot"] if snapshot is None else [])
-    builds = None if isinstance(model, nn.Module) else Builds(model, seed, where)
-    fresh = model if builds is None else builds.model
+    builds, fresh, fixed = None, model, set()
+    if not isinstance(model, nn.Module):
+        builds = Builds(model, seed, where)
+        fresh, fixed = builds.model, builds.fixed
     refuse_unreadable(fresh)
-    records = records_of(fresh, builds.fixed if builds else ())
+    records = records_of(fresh, fixed)
     chosen = _chosen(records, where)
     if builds is not None:
         builds.write_zeros_for_nan()
-    inputs = None if batch is None else as_inputs(batch)
-    depth = measure(fresh, inputs, seed, classes) if wanted & OF_A_PASS.keys() else Depth()
+    depth = measure(fresh, batch, seed, classes) if wanted & OF_A_PASS.keys() else Depth()
     measured = Measured(
         fresh,
         records,
@@ -152,9 +153,8 @@ def _wanted(skip: str | Collection[str]) -> set[str]:
 
 
 def _chosen(records: list[Record], where: str | list[str] | None) -> list[Record]:
-    chosen = [each for each in records if selects(where, each.name, each)]
-    wrong = idle(where, [each.name for each in records]) or ([] if chosen else [where])
-    if records and wrong:
-        near = nearest(str(wrong[0]), {each.name.rpartition(".")[0] or each.name for each in records})
+    wrong = idle(where, [each.name for each in records])
+    if wrong:
+        near = nearest(wrong[0], {each.name.rpartition(".")[0] or each.name for each in records})
         raise StructuredInitError(f"where={wrong[0]!r} selects no parameter: {near}")
-    return chosen
+    return [each for each in records if selects(where, each.name, each)]

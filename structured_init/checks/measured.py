@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,16 @@ class Measured:
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by their first plain name."""
         return tensors(self.model)
+
+    @cached_property
+    def written(self) -> list[Record]:
+        """Parameters whose numbers could be read, and were written."""
+        return [each for each in self.chosen if math.isfinite(each.std)]
+
+    @cached_property
+    def draws(self) -> list[Record]:
+        """Parameters whose numbers may be draws."""
+        return [each for each in self.chosen if each.drawn]
 
     def value(self, record: Record) -> Tensor:
         """Return the numbers of a parameter on the CPU."""

@@ -58,8 +58,9 @@ def depth(measured: Measured) -> Found:
     if not found:
         raise NotMade("no equal blocks were seen to run one behind the other: from block to block nothing was compared")
     for first, *_, last in found:
-        # A branch of zeros adds nothing, which is no scale.
-        ratio = last.activation / first.activation if first.activation and last.activation else 1.0
+        if 0 in (first.activation, last.activation):  # a branch of zeros adds nothing, which is no scale
+            continue
+        ratio = last.activation / first.activation
         if not 1 / GROWTH <= ratio <= GROWTH:  # nan too
             yield (first.name, last.name), f"activations change {ratio:.1e}-fold from {first.name} to {last.name}"
 
@@ -74,12 +75,14 @@ def stacks(blocks: Iterable[BlockScale]) -> list[list[BlockScale]]:
 
 def unused(measured: Measured) -> Found:
     """Find layers that no output depends on. A bare parameter, such as a mask's token, waits for other inputs."""
-    layers = [each.name for each in measured.unmoved() if each.role != "bare" and each.size > 1]
-    names = tuple(name for name in layers if not selects(measured.unused, name, name))
+    names = []
+    for each in measured.unmoved():
+        if each.role != "bare" and each.size > 1 and not selects(measured.unused, each.name, each):
+            names.append(each.name)
     if len(names) > MOST_UNUSED * len(measured.chosen):
         raise NotMade("no gradient comes to more than a quarter of all parameters, which is meant")
     if names:
-        yield names, f"{first_names(names)}: no output depends on it"
+        yield tuple(names), f"{first_names(names)}: no output depends on it"
 
 
 def of_tokens(ask: Callable[[Measured, Answer, Tensor], str]) -> Callable[[Measured], Found]:
@@ -132,8 +135,7 @@ def causal(measured: Measured, answer: Answer, tokens: Tensor) -> str:
         return ""
     other = tokens.clone()
     other[:, -1] = other[:, 0]
-    apart = _apart(answer(tokens)[:, :-1], answer(other)[:, :-1])
-    return f"the last token changes what comes before it, by {apart:.2g}" if apart else ""
+    return _apart(answer(tokens)[:, :-1], answer(other)[:, :-1], "the last token changes what comes before it")
 
 
 @of_tokens
@@ -149,8 +151,7 @@ def padding(measured: Measured, answer: Answer, tokens: Tensor) -> str:
     mask = (~padded).long() if name == MASKS[0] else padded
     one = answer(tokens, **{name: mask})
     other = answer(torch.where(padded, tokens.flip(1), tokens), **{name: mask})
-    apart = _apart(one[:, :begin], other[:, :begin])
-    return f"tokens at which {name} is {int(mask[0, -1])} change the others, by {apart:.2g}" if apart else ""
+    return _apart(one[:, :begin], other[:, :begin], f"tokens at which {name} is {int(mask[0, -1])} change the others")
 
 
 @of_tokens
@@ -172,7 +173,7 @@ def order(measured: Measured, answer: Answer, tokens: Tensor) -> str:
     return "" if _apart(alike, alike[:, :1]) else f"{tables[0]}: a token gives the same output wherever it stands"
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    """Return by how much two outputs differ at most; 0 where that is rounding."""
+def _apart(one: Tensor, other: Tensor, why: str = "") -> str:
+    """Say why two outputs differ, and by how much at most; nothing where that is rounding."""
     apart = (one - other).abs().max()
-    return apart.item() if apart > LEAK * one.abs().max() else 0.0
+    return f"{why}, by {apart.item():.2g}" if apart > LEAK * one.abs().max() else ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
-from structured_init.checks.builds import Builds, equal, how_many, tensors, unwritten
+from structured_init.checks.builds import equal, how_many, tensors, unwritten
 from structured_init.checks.distribution import FEWEST
-from structured_init.checks.findings import Found, NotMade
+from structured_init.checks.findings import Found
 from structured_init.checks.measured import Measured
 from structured_init.checks.snapshot import difference, entry_of
 from structured_init.weights import tensor_names
@@ -26,7 +28,7 @@ def memory(measured: Measured) -> Found:
         if name in builds.bare:
             yield name, f"{how_many(builds.bare[name])} were never written"
         elif broken.any():
-            yield name, f"{how_many(broken)} are NaN{' or infinite' if name in drawn else ''}"
+            yield name, f"{how_many(broken)} are not finite"
 
 
 def seed(measured: Measured) -> Found:
@@ -42,8 +44,8 @@ def seeds(measured: Measured) -> Found:
     """Find draws that are the same under another seed, and a seed that is left behind."""
     builds = measured.builds
     text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
-    for each in measured.chosen:
-        if each.name in builds.fixed and each.drawn and each.trainable and each.size >= FEWEST:
+    for each in measured.draws:
+        if each.name in builds.fixed and each.trainable and each.size >= FEWEST:
             yield each.name, f"σ {each.std:.2g}, {text}"
     for name, state in builds.states.items():
         if state == builds.other_states[name]:
@@ -53,19 +55,12 @@ def seeds(measured: Measured) -> Found:
 
 def meta(measured: Measured) -> Found:
     """Find what the model's own method does not write or tie on an empty model."""
-    builds, emptied = measured.builds, _emptied(measured.builds)
-    for name, many in unwritten(emptied).items():
-        if name not in builds.bare:  # else "memory" says so
-            yield name, f"{many} were not written by {builds.method}() after to_empty()"
+    builds, emptied = measured.builds, measured.builds.emptied
+    lost = unwritten(emptied)
+    for name in sorted(lost.keys() - builds.bare.keys()):  # of those "memory" says so
+        yield name, f"{lost[name]} were not written by {builds.method}() after to_empty()"
     for names in sorted(_ties(measured.model) - _ties(emptied)):
         yield names[0], f"no longer tied to {names[1]} after to_empty() and {builds.method}()"
-
-
-def _emptied(builds: Builds) -> nn.Module:
-    """Return the empty model that its own method wrote."""
-    if isinstance(builds.emptied, str):
-        raise NotMade(builds.emptied)
-    return builds.emptied
 
 
 def _ties(model: nn.Module) -> set[tuple[str, ...]]:
@@ -74,12 +69,11 @@ def _ties(model: nn.Module) -> set[tuple[str, ...]]:
 
 def own(measured: Measured) -> Found:
     """Find what the model's own method writes otherwise than a fresh model has it."""
-    builds, emptied = measured.builds, _emptied(measured.builds)
+    builds, emptied = measured.builds, measured.builds.emptied
     now, records = tensors(emptied), {each.name: each for each in measured.chosen}
     asked = now.keys() & (records.keys() | builds.fixed) - builds.bare.keys() - unwritten(emptied).keys()
-    for name, value in builds.values.items():
-        if name in asked:
-            entries = [entry_of(each, records.get(name), name in builds.fixed) for each in (now[name], value)]
-            text = difference(*entries, "a fresh model")
-            if text:
-                yield name, f"after {builds.method}(), {text}"
+    for name in sorted(asked):
+        entry = partial(entry_of, record=records.get(name), fixed=name in builds.fixed)
+        text = difference(entry(now[name]), entry(builds.values[name]), "a fresh model")
+        if text:
+            yield name, f"after {builds.method}(), {text}"

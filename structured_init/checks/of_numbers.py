@@ -27,6 +27,10 @@ LARGE = 8.0  # times 1/√fan, the smaller one: no library draws such a σ
 LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 FAINT = 0.02  # of what comes in, which half of all matrices give, if σ² was taken for σ; GPT-2's in width 32 give 0.04
 BIAS = 3.0  # times the σ of U(±1/√fan_in), which torch draws biases from
+NORMS = {  # role → the largest number that it begins at
+    "norm": (1, "norms begin at 1, or at 0 where a model adds 1"),
+    "norm bias": (0, "biases of norms begin at 0"),
+}
 STEP = (0.001, 0.1)  # Δ of mamba-ssm, log-uniform
 DECAY = 1000.0  # −A of a state space: more is forgotten within a step, and mostly a logarithm that was not taken
 ENOUGH = 16  # numbers by which copies are told from chance
@@ -36,18 +40,27 @@ TREND = math.log(2.2)  # by which one of sizes that fall or rise may differ: 1/i
 RISE = math.log(4)  # from the first to the last of four blocks or more: known trends over depth fall
 SMALLEST = 1e-30  # root mean square that is told from zero
 SIBLINGS = 3  # that are compared, or more
+Say = Callable[[Measured, Record], str]  # what is wrong with one parameter, in a few words; or nothing
 
 
-def of_each(say: Callable[[Measured, Record], str]) -> Callable[[Measured], Found]:
+def of_each(say: Say) -> Callable[[Measured], Found]:
     """Make a check of a function that says what is wrong with one parameter in a few words, or nothing.
 
     Parameters that were never written are the check ``memory``'s.
     """
+    return _check_of(say, lambda measured: measured.written)
 
+
+def of_draws(say: Say) -> Callable[[Measured], Found]:
+    """Make such a check of the parameters whose numbers may be draws."""
+    return _check_of(say, lambda measured: measured.draws)
+
+
+def _check_of(say: Say, asked: Callable[[Measured], Sequence[Record]]) -> Callable[[Measured], Found]:
     @wraps(say)
     def check(measured: Measured) -> Found:
-        for record in measured.chosen:
-            text = say(measured, record) if math.isfinite(record.std) else ""
+        for record in asked(measured):
+            text = say(measured, record)
             if text:
                 yield record.name, text
 
@@ -70,19 +83,15 @@ def embeddings(measured: Measured, record: Record) -> str:
 @of_each
 def norms(measured: Measured, record: Record) -> str:
     """Find norms that begin with a factor above one, or a bias that is not zero, everywhere."""
-    if not record.constant or record.size == 1:
-        return ""
-    if record.role == "norm" and record.mean > 1:
-        return f"begins at {record.mean:.3g}; norms begin at 1, or at 0 where a model adds 1"
-    if record.role == "norm bias" and record.mean != 0:
-        return f"begins at {record.mean:.3g}; biases of norms begin at 0"
-    return ""
+    most, usual = NORMS.get(record.role, (math.inf, ""))
+    wrong = record.constant and record.size > 1 and abs(record.mean) > most
+    return f"begins at {record.mean:.3g}; {usual}" if wrong else ""
 
 
-@of_each
+@of_draws
 def coarse(measured: Measured, record: Record) -> str:
     """Find matrices in float32 that are all numbers of bfloat16."""
-    if not record.drawn or record.dtype != "float32" or len(record.shape) < 2:
+    if record.dtype != "float32" or len(record.shape) < 2:
         return ""
     value = measured.value(record)
     alike = torch.equal(value.bfloat16().float(), value)
@@ -106,34 +115,32 @@ def scale(measured: Measured) -> Found:
     yield from _wrong_scale(measured)
     yield from _lone_numbers(measured)
     gains = {}
-    for each in measured.chosen:
-        if each.role == "weight" and each.drawn:
+    for each in measured.draws:
+        if each.role == "weight":
             gains[each.name] = each.std * math.sqrt(each.place.fan_in)
     small = tuple(name for name, gain in gains.items() if gain < FAINT)
     if len(gains) > 3 and 2 * len(small) > len(gains):
         yield small, f"{first_names(small)}: most matrices leave less than {FAINT:g} of what comes in"
 
 
-@of_each
+@of_draws
 def _wrong_scale(measured: Measured, record: Record) -> str:
     """Find matrices that give far more than comes in, or hardly anything, and large biases."""
     fan_in, fan_out, std = record.place.fan_in, record.place.fan_out, record.std
-    if not record.drawn or not fan_in:
-        return ""
     gain = std * math.sqrt(fan_in)
     if record.role == "bias" and gain > BIAS / math.sqrt(3):
         return f"σ {std:.2g} is more than {BIAS:g} times what torch draws biases with"
-    if record.role == "weight" and std * math.sqrt(min(fan_in, fan_out)) > LARGE:
+    if record.role != "weight":
+        return ""
+    if std * math.sqrt(min(fan_in, fan_out)) > LARGE:
         return f"σ {std:.2g} is {gain:.2g}/√fan_in"
-    if record.role == "weight" and gain < LITTLE:
-        return f"σ {std:.2g} leaves {gain:.1g} of what comes in"
-    return ""
+    return f"σ {std:.2g} leaves {gain:.1g} of what comes in" if gain < LITTLE else ""
 
 
-@of_each
+@of_draws
 def _lone_numbers(measured: Measured, record: Record) -> str:
     """Find single numbers far from all others, as the bound that ``trunc_normal_`` returns once in a while."""
-    if not record.drawn or record.largest + abs(record.mean) <= FAR * record.std:
+    if record.largest + abs(record.mean) <= FAR * record.std:
         return ""
     far = (measured.value(record) - record.mean).abs().flatten()
     first, *_, last = far.topk(min(ALONE + 1, record.size)).values.tolist()
@@ -149,8 +156,8 @@ def copies(measured: Measured) -> Found:
     yield from _repeated_rows(measured)
     unused = {each.name for each in measured.unmoved()}
     groups: dict[tuple, list[str]] = defaultdict(list)
-    for record in measured.chosen:
-        if record.drawn and record.trainable and record.size >= ENOUGH and record.name not in unused:
+    for record in measured.draws:
+        if record.trainable and record.size >= ENOUGH and record.name not in unused:
             # Biases whose outputs are added train alike, and tokens begin equal; but not those of several blocks.
             beside = record.siblings if record.size == max(record.shape) else ""
             groups[record.shape, record.digest, beside].append(record.name)
@@ -166,10 +173,10 @@ def _equal_names(names: Sequence[str]) -> str:
     return folded_name(names) if len(alike) == 1 else " = ".join(names)
 
 
-@of_each
+@of_draws
 def _repeated_rows(measured: Measured, record: Record) -> str:
     """Find equal rows or columns in a drawn matrix: equal experts or heads, keys that are queries, words."""
-    if not record.drawn or len(record.shape) < 2:
+    if len(record.shape) < 2:
         return ""
     rows = measured.value(record).flatten(1)
     if record.place.stacked:
@@ -238,7 +245,7 @@ def _overlapping(measured: Measured) -> Found:
     spans = []
     for record in measured.records:
         held = measured.tensors[record.name]
-        if type(held) is Tensor and record.size and not held.is_meta:
+        if type(held) is Tensor and record.kind != "unreadable":
             pairs = zip(held.shape, held.stride(), strict=True)
             reach = 1 + sum((size - 1) * stride for size, stride in pairs)
             spans.append((held.data_ptr(), held.data_ptr() + reach * held.element_size(), record.name))
@@ -249,7 +256,7 @@ def _overlapping(measured: Measured) -> Found:
 
 def frozen(measured: Measured) -> Found:
     """Find draws that are not trained; tables are computed."""
-    for each in measured.chosen:
+    for each in measured.draws:
         meant = each.trainable or selects(measured.frozen, each.name, each)
-        if each.drawn and each.size >= FEWEST and not meant:
+        if each.size >= FEWEST and not meant:
             yield each.name, "is drawn, and is not trained"

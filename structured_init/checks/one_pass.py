@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.blocks import blocks_of
+from structured_init.analysis.capture import cut_samples
 from structured_init.checks.loss import first_loss
-from structured_init.inputs import Inputs, explain_failure, host_inputs, run_with, with_fields
-from structured_init.undisturbed import undisturbed
+from structured_init.inputs import Inputs, as_inputs, explain_failure, host_inputs, run_with, with_fields
+from structured_init.undisturbed import norms_as_in_training, undisturbed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import plain_names, wrapped_child
 
@@ -51,19 +52,20 @@ class Depth:
     why_none: str = ""  # why none was run
 
 
-def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | None, cut: str = "") -> Depth:
-    """Return what one batch tells: what was given, or what the host names.
+def measure(model: nn.Module, batch: Any, seed: int, classes: int | None, max_samples: int | None = None) -> Depth:
+    """Return what one batch tells, or its first samples: that which was given, or else what the host names.
 
-    An error on what was given is raised; ``cut`` says that it is a part of a batch.
+    An error on what was given is raised.
     """
-    inputs = host_inputs(model, seed) if given is None else given
+    given = batch is not None
+    inputs, cut = cut_samples(as_inputs(batch), max_samples) if given else (host_inputs(model, seed), "")
     if inputs is None:
         return Depth(why_none="no batch was given, and the library of the model names none")
     try:
-        with explain_failure(model, given=given is not None, cut=cut):
+        with explain_failure(model, given=given, cut=cut):
             return _measure(model, inputs, seed, classes)
     except StructuredInitError as error:
-        if given is not None:
+        if given:
             raise
         return Depth(why_none=str(error))
 
@@ -71,13 +73,12 @@ def measure(model: nn.Module, given: Inputs | None, seed: int, classes: int | No
 def _measure(model: nn.Module, inputs: Inputs, seed: int, classes: int | None) -> Depth:
     """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
 
-    The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
-    statistics of the batch, as in training. What is differentiated is the network's output in a random direction of
-    length one per number. Of a block that runs several times the first run counts.
+    The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; norms that have seen no
+    batch take the statistics of this one, as in training. What is differentiated is the network's output in a random
+    direction of length one per number. Of a block that runs several times the first run counts.
     """
     blocks = blocks_of(model)
-    # What is compiled, averaged or run in parallel is run plainly; PEFT's prompts are a part of what is run.
-    while (child := wrapped_child(model)) and "prompt_encoder" not in model._modules:
+    while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
         model = model._modules[child]
     parameters = {}
     for name, each in model.named_parameters():
@@ -85,13 +86,10 @@ def _measure(model: nn.Module, inputs: Inputs, seed: int, classes: int | None) -
             parameters[name] = each.detach()
     plain = plain_names(model)
     outputs: dict[str, Tensor] = {}
-    with undisturbed(model, seed), torch.enable_grad():
+    with norms_as_in_training(model), undisturbed(model, seed), torch.enable_grad():
         with ExitStack() as hooks:
-            for name, module in model.named_modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.train()  # undisturbed restores the mode
-                if plain(name) in blocks:
-                    hooks.callback(module.register_forward_hook(partial(_keep, plain(name), outputs)).remove)
+            for name, module in blocks.items():
+                hooks.callback(module.register_forward_hook(partial(_keep, name, outputs)).remove)
             output, gradients = _differentiate(model, parameters, inputs, seed, [*parameters])
         stuck = _stuck(model, parameters, inputs, seed, gradients)
     return Depth(
@@ -159,7 +157,7 @@ def _stuck(
 ) -> list[str]:
     """Return the parameters whose gradient is zero, and stays so when all that have one have moved."""
     moved = dict(parameters)
-    waiting = [name for name, each in gradients.items() if not each.any()]
+    waiting = _zeros(gradients)
     for _ in range(STEPS):
         if not waiting:
             break
@@ -168,8 +166,12 @@ def _stuck(
             moved[name] = moved[name] + NUDGE * step.to(moved[name])
         _, found = _differentiate(model, moved, inputs, seed, waiting)
         # Of those without a gradient now the host kept what it had computed.
-        waiting = [name for name, each in found.items() if not each.any()]
+        waiting = _zeros(found)
     return waiting
+
+
+def _zeros(gradients: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, each in gradients.items() if not each.any()]
 
 
 def _root_mean_square(tensor: Tensor) -> float:

@@ -81,5 +81,5 @@ def _fans(module: nn.Module, shape: torch.Size) -> tuple[int, int]:
         return 0, 0
     receptive = math.prod(shape[2:])
     inputs, outputs = shape[1] * receptive, shape[0] * receptive
-    transposed = class_of(module).__name__ == "Conv1D" and len(shape) == 2  # of transformers, stored (in, out)
+    transposed = class_of(module).__name__ == "Conv1D"  # of transformers, stored (in, out)
     return (outputs, inputs) if transposed else (inputs, outputs)

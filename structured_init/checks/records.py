@@ -19,6 +19,7 @@ from structured_init.util.names import is_stack, named_plain_modules
 from structured_init.weights import tensor_names
 from structured_init.writer import full_value
 
+ORTHOGONAL = ("orthogonal", "delta orthogonal")
 UNREAD = Distribution("unreadable")
 
 
@@ -126,11 +127,10 @@ def _measured(record: Record, value: Tensor, dtype: torch.dtype, fixed: bool) ->
         stacked = record.place.stacked and min(record.shape[1:]) > 1
         groups = record.shape[0] if stacked else record.place.groups
         seen = structured(stored.flatten(0, 1) if stacked else stored, groups) or seen
-    written = value[value != 0]  # all alike, as of any part of an identity, are no draws
-    alike = seen.kind == "constant" or bool(written.min() == written.max())
     # A few numbers that are the same under every seed are no draws that one could know.
     table = fixed and (sample.count < FEWEST or seen.kind == "other")
-    drawn = not alike and not table and ("orthogonal" in seen.kind or seen.kind in DRAWS)
+    written = value[value != 0]  # all alike, as of any part of an identity, are no draws
+    drawn = seen.kind in (*DRAWS, *ORTHOGONAL) and not table and bool(written.min() < written.max())
     return replace(
         record,
         distribution=seen,
@@ -139,7 +139,7 @@ def _measured(record: Record, value: Tensor, dtype: torch.dtype, fixed: bool) ->
         std=sample.std,
         largest=max(abs(sample.low), abs(sample.high)),
         kurtosis=sample.kurtosis,
-        digest=hash(value.contiguous().numpy().tobytes()) if drawn else 0,
+        digest=hash(value.contiguous().numpy().tobytes()),
     )
 
 

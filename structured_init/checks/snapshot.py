@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -112,9 +113,9 @@ def entry_of(value: Tensor, record: Record | None, fixed: bool) -> Entry:
     sample = Sample(value.double().cpu())
     rms = math.hypot(sample.mean, sample.std)
     entry: Entry = shape | {"mean": _rounded(sample.mean), "rms": _rounded(rms)}
-    if fixed and sample.std <= 1e-6 * rms:
-        return entry | {"kind": "constant"}
     if fixed:
+        if sample.std <= 1e-6 * rms:
+            return entry | {"kind": "constant"}
         place = torch.arange(sample.count, dtype=torch.float64)
         waves = (torch.cos(0.7548776662 * place), torch.sin(0.5698402910 * place))  # of irrational frequencies
         if value.is_floating_point() and torch.equal(value.bfloat16().to(value.dtype), value):
@@ -153,7 +154,7 @@ def _allowed(now: Entry, old: Entry) -> dict[str, float]:
     small, large = sorted((now.get("rms", 0.0), old.get("rms", 0.0)))
     allowed = {"mean": ROUNDING * large, "rms": ROUNDING * small, "table": ROUNDING}
     if now["kind"] not in ("constant", "table"):
-        chance = ERRORS * math.sqrt(2 / math.prod(int(size) for size in now["shape"].split("x") if size))
+        chance = ERRORS * math.sqrt(2 / math.prod(map(int, re.findall(r"\d+", now["shape"]))))
         kurtosis = max(now.get("kurtosis", HEAVY), old.get("kurtosis", HEAVY))
         allowed["mean"] += chance * large
         allowed["rms"] = (CLOSE + chance * math.sqrt((kurtosis - 1) / 4)) * small

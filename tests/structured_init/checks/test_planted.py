@@ -105,8 +105,8 @@ PLANTED = [
     ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.int32))),
     ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.bool))),
     ("memory: more: 4 of 4 numbers were never written", buffer(lambda: torch.empty(4, dtype=torch.complex64))),
-    ("memory: more: 1 of 2 numbers are NaN", buffer(lambda: torch.tensor([1.0, float("nan")]))),
-    ("memory: blocks.0.up.bias: 64 of 64 numbers are NaN or infinite",
+    ("memory: more: 1 of 2 numbers are not finite", buffer(lambda: torch.tensor([1.0, float("nan")]))),
+    ("memory: blocks.0.up.bias: 64 of 64 numbers are not finite",
      lambda net: net.blocks[0].up.bias.fill_(float("inf"))),
 ]  # fmt: skip
 
@@ -123,8 +123,6 @@ def test_the_network_itself_passes_and_so_do_odd_but_healthy_tensors(seed):
         net.register_buffer("no", torch.full((4,), -float("inf")))
         net.register_buffer("largest", torch.tensor([torch.iinfo(torch.long).max]))
         net.register_buffer("sparse", torch.eye(3).to_sparse())
-        parts = [torch.ones(2), torch.ones(3)]
-        net.register_buffer("nested", torch.nested.nested_tensor(parts, layout=torch.jagged), False)
         net.dummy = nn.Parameter(torch.zeros(1))
         for depth, block in enumerate(net.blocks, 1):  # known trends
             block.down.weight.div_(depth**0.5)
