@@ -12,7 +12,17 @@ import numpy as np
 from torch import Tensor
 
 from callbacks.figures.mosaic import Mosaic, captions, mosaic_figure
-from callbacks.figures.style import INK, SEQUENTIAL, Labelled, evenly, quantile, read_layers, styled, thinned
+from callbacks.figures.style import (
+    INK,
+    SEQUENTIAL,
+    Labelled,
+    evenly,
+    every_value,
+    quantile,
+    read_layers,
+    styled,
+    thinned,
+)
 from structured_init.util.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -52,7 +62,7 @@ def zoom_figure(maps: Labelled, columns: int, prefix_tokens: int = 0) -> Figure:
                 patches = f"{columns} patches after {prefix_tokens} prefix tokens"
                 raise StructuredInitError(f"zoom_figure: maps of {tokens} tokens have no rows of {patches}")
         corners[label] = {name: layer[:, prefix_tokens:end, prefix_tokens:end] for name, layer in layers.items()}
-    shown = max(layer.shape[-1] for layers in corners.values() for layer in layers.values())
+    shown = max(layer.shape[-1] for layer in every_value(corners))
     title = f"Attention among the first {shown} patches: lines separate image rows, frames mark a row with itself"
     return _draw(corners, title, 3, 6, grid=columns, panel_inches=1.9)
 
@@ -65,7 +75,7 @@ def profile_figure(profiles: Labelled) -> Figure:
     layers and heads are thinned out evenly.
     """
     given = read_layers("profile_figure", "offset profiles (heads, rows, columns)", profiles)
-    sizes = np.array([profile.shape[1:] for layers in given.values() for profile in layers.values()])
+    sizes = np.array([profile.shape[1:] for profile in every_value(given)])
     down, across = np.minimum(REACH, (sizes.min(axis=0) - 1) // 2)
     is_sequence = sizes[:, 0].max() == 1
     centred: dict[str, dict[str, Tensor]] = {label: {} for label in given}
@@ -94,7 +104,7 @@ def _draw(
     from matplotlib.colors import PowerNorm
 
     kept = {label: thinned(layers, max_layers) for label, layers in maps.items()}
-    top = quantile([layer for layers in kept.values() for layer in layers.values()], 0.999)
+    top = quantile(every_value(kept), 0.999)
     # The square root keeps weak structure visible beside sharp peaks, on one scale for all panels.
     norm = PowerNorm(0.5, vmin=0, vmax=max(top, 1e-6))
     mosaics = []

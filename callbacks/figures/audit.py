@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from callbacks.figures.style import COLORS, FAINT, evenly, name_layers, new_figure, styled
+from callbacks.figures.style import COLORS, FAINT, every_value, name_layers, new_figure, some, styled
 from structured_init.analysis import Audit
 from structured_init.checks.lines import label
 from structured_init.checks.of_a_pass import stacks
@@ -63,7 +63,7 @@ def audit_figure(audit: Audit) -> Figure:
     left, right = figure.subplots(1, 2, width_ratios=[cells, panel])
     _draw_cells(left, rows, columns, words)
     _draw_scales(right, audit)
-    seen = {_group(record) for row in rows.values() for record in row.values()}
+    seen = set(map(_group, every_value(rows)))
     handles = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in seen]
     legend = figure.legend(
         handles=handles, title=_said(audit), loc="outside lower left", alignment="left", ncols=len(handles)
@@ -84,14 +84,14 @@ def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
     """Return row → column → record, and the columns."""
     held = {record.block for record in audit.records}
     blocks = [scale.name for scale in audit.blocks if scale.name in held]  # in the order of the curve
-    columns = [blocks[place] for place in evenly(len(blocks), MOST_COLUMNS)] if len(blocks) > 1 else [""]
+    columns = some(blocks, MOST_COLUMNS) if len(blocks) > 1 else [""]
     rows: dict[str, dict[str, Record]] = {}
     for record in audit.records:
         if columns == [""]:
             rows[record.name] = {"": record}
         elif record.block in columns:
             rows.setdefault(record.inside or record.name, {})[record.block] = record
-    return {name: rows[name] for name in [[*rows][place] for place in evenly(len(rows), MOST_ROWS)]}, columns
+    return {name: rows[name] for name in some([*rows], MOST_ROWS)}, columns
 
 
 def _drawn_from(records: Sequence[Record]) -> str:
@@ -116,9 +116,8 @@ def _draw_cells(
     beside = axis.secondary_yaxis("right")
     beside.set_yticks(range(len(rows)), words)
     beside.tick_params(length=0, labelcolor=FAINT)
-    for lines, count in ((axis.axvline, len(columns)), (axis.axhline, len(rows))):
-        for place in range(1, count):
-            lines(place - 0.5, color="white", linewidth=1.2)
+    axis.vlines(np.arange(1, len(columns)) - 0.5, *axis.get_ylim(), colors="white", linewidths=1.2)
+    axis.hlines(np.arange(1, len(rows)) - 0.5, *axis.get_xlim(), colors="white", linewidths=1.2)
     axis.spines[:].set_visible(False)
     beside.spines[:].set_visible(False)
 
@@ -128,8 +127,8 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axis.set(title="root mean square of activations", xlabel="block")
-    values = [each.activation for each in audit.blocks]
-    if not any(value > 0 and np.isfinite(value) for value in values):
+    values = np.array([each.activation for each in audit.blocks])
+    if not (np.isfinite(values) & (values > 0)).any():
         why = "no equal blocks were seen\nto run one behind the other" if audit.gradients else "no batch was run"
         axis.text(0.5, 0.5, why, color=FAINT, ha="center", va="center", transform=axis.transAxes)
         axis.set(xticks=[], yticks=[])

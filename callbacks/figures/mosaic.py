@@ -42,6 +42,10 @@ class Mosaic:
         """Return how many pixels a number of a smaller layer is wide and high, so that its proportions stay."""
         return int((self.side // panels.shape[1:]).min())
 
+    def rows(self) -> list[object]:
+        """Return what tells its rows from those of another: layers, and the size of a panel."""
+        return [*self.panels, *self.side]
+
     def image(self) -> np.ndarray:
         """Return all panels in one array; where there is none, NaN."""
         rows, columns = len(self.panels), len(self.columns)
@@ -54,8 +58,8 @@ class Mosaic:
                 canvas[top : top + panel.shape[0], left : left + panel.shape[1]] = panel
         return canvas
 
-    def draw(self, axis: Axes, colors: str, named: bool) -> AxesImage:
-        """Draw the panels, with their layers' names where these are to be ``named``."""
+    def draw(self, axis: Axes, colors: str) -> AxesImage:
+        """Draw the panels, with their layers' names."""
         import matplotlib
 
         palette = matplotlib.colormaps[colors].with_extremes(bad="white")
@@ -63,13 +67,11 @@ class Mosaic:
         axis.set_title(self.label)
         middle = (self.side - 1) / 2
         axis.set_xticks(middle[1] + self.pitch[1] * np.arange(len(self.columns)), self.columns.values())
-        names = [*self.panels] if named else [""] * len(self.panels)
-        axis.set_yticks(middle[0] + self.pitch[0] * np.arange(len(self.panels)), names)
+        axis.set_yticks(middle[0] + self.pitch[0] * np.arange(len(self.panels)), [*self.panels])
+        axis.set_ylabel("layer")
         axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False, labelcolor=FAINT)
         axis.spines[:].set_visible(False)
         axis.set_anchor("N")
-        if named:
-            axis.set_ylabel("layer")
         if self.grid:
             self._draw_grid(axis, self.grid)
         return image
@@ -118,9 +120,9 @@ def mosaic_figure(
     figure.suptitle(title, wrap=True)
     images = []
     for number, mosaic in enumerate(mosaics):
-        left = mosaics[number - 1] if number % abreast else None
-        level = left is not None and [*left.panels] == [*mosaic.panels] and (left.side == mosaic.side).all()
-        images.append(mosaic.draw(axes[number], colors, named=not level))
+        images.append(mosaic.draw(axes[number], colors))
+        if number % abreast and mosaics[number - 1].rows() == mosaic.rows():  # which are named at the left
+            axes[number].set(yticklabels=[], ylabel="")
     for axis in axes[len(mosaics) :]:
         axis.set_visible(False)
     for norm in norms:

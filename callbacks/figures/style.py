@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from structured_init.util.errors import StructuredInitError, shown
 from structured_init.util.files import replacing
@@ -97,17 +99,14 @@ def read_layers(
     Raises:
         StructuredInitError: another nesting, a value that is not right, or nothing to draw.
     """
-    takes = f"{who} takes {{label: {{layer: {what}}}}}"
     found: dict[str, dict[str, Any]] = {}
-    for label, layers in given.items():
-        if not isinstance(layers, Mapping):
-            raise StructuredInitError(f"{takes}, got {{'{label}': {type(layers).__name__}}}")
+    for label, layers in tree_map_only(Tensor, lambda each: each.detach().cpu(), given).items():
         found[str(label)] = {}
         for name, value in layers.items():
             if not is_right(value):
-                got = tuple(value.shape) if isinstance(value, Tensor) else shown(value)
-                raise StructuredInitError(f"{takes}, got {got}")
-            found[str(label)][str(name)] = value.detach().cpu() if isinstance(value, Tensor) else value
+                got = getattr(value, "shape", shown(value))
+                raise StructuredInitError(f"{who} takes {{label: {{layer: {what}}}}}, got {got}")
+            found[str(label)][str(name)] = value
     if not found or not all(found.values()):
         raise StructuredInitError(
             f"{who} has nothing to draw: {{label: {{layer: …}}}} needs a label, and layers of each"
@@ -120,15 +119,25 @@ def evenly(count: int, limit: int) -> list[int]:
     return sorted({round(place) for place in np.linspace(0, count - 1, min(count, limit))})
 
 
+def some(items: Sequence[Layer], limit: int) -> list[Layer]:
+    """Return at most ``limit`` items, the first and the last among them."""
+    return [items[place] for place in evenly(len(items), limit)]
+
+
 def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
     """Return at most ``limit`` layers, the first and the last among them, by what tells their names from all names."""
     named = list(zip(short_names([*layers]), layers.values(), strict=True))
-    return dict(named[place] for place in evenly(len(named), limit))
+    return dict(some(named, limit))
 
 
 def every_layer(labels: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Return the names of the layers of all labels, each once, in order."""
-    return by_depth(name for layers in labels.values() for name in layers)
+    return by_depth(chain.from_iterable(labels.values()))
+
+
+def every_value(labels: Mapping[str, Mapping[str, Layer]]) -> list[Layer]:
+    """Return what there is of all layers of all labels, in order."""
+    return list(chain.from_iterable(layers.values() for layers in labels.values()))
 
 
 def name_layers(axis: Axes, names: Sequence[str], most: int = 16) -> None:
@@ -149,9 +158,6 @@ def quantile(tensors: Sequence[Tensor], share: float) -> float:
 
 def colour_bar_ends(images: Sequence[AxesImage]) -> str:
     """Return at which ends of the colour bar of some images values lie beyond it, in matplotlib's words."""
-    norm = images[0].norm
-    below = any(image.get_array().min() < norm.vmin for image in images)
-    above = any(image.get_array().max() > norm.vmax for image in images)
-    if below and above:
-        return "both"
-    return "min" if below else "max" if above else "neither"
+    norm, values = images[0].norm, np.ma.concatenate([image.get_array().ravel() for image in images])
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    return ends[bool(values.min() < norm.vmin), bool(values.max() > norm.vmax)]

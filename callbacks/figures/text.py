@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -20,7 +20,6 @@ from callbacks.figures.style import (
     thinned,
 )
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.errors import shown as quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +30,7 @@ LONGEST = 14  # characters of a token that are written
 # Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
 LETTER = 0.105  # inches from one token to the next, in which their names can be read
-Tokens = Sequence[str | bytes | int] | Tensor
+Tokens = Sequence[str | int] | Tensor
 
 
 @styled
@@ -40,7 +39,7 @@ def token_figure(maps: Labelled, tokens: Tokens) -> Figure:
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens); labels have the same layers.
-        tokens: a string, bytes or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
+        tokens: a string or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
 
     Raises:
         StructuredInitError: more tokens than a map has; maps of cross-attention, which are not square.
@@ -61,23 +60,21 @@ def token_figure(maps: Labelled, tokens: Tokens) -> Figure:
                 )
     heads = evenly(min(counts), MOST_HEADS)
     words = [readable(token) for token in tokens[:MOST_TOKENS]]
-    columns = [(label, head) for label in given for head in heads]
+    columns = list(product(given, heads))
     side = max(1.9, LETTER * len(words))
     figure = new_figure(side * len(columns) + 1.6, side * len(layers) + 1.5)
     axes = figure.subplots(len(layers), len(columns), squeeze=False)
-    corners, images = [], []
+    norm, corners, images = PowerNorm(0.5, vmin=0, vmax=1), [], []
     for row, (caption, name) in enumerate(layers.items()):
         axes[row, 0].set_ylabel(f"layer {caption}")
         for column, (label, head) in enumerate(columns):
             corners.append(given[label][name][head, : len(words), : len(words)].float())
-            images.append(axes[row, column].imshow(corners[-1].numpy(), cmap=SEQUENTIAL))
+            images.append(axes[row, column].imshow(corners[-1].numpy(), cmap=SEQUENTIAL, norm=norm))
             _name_tokens(axes[row, column], words if column == 0 else [], words if row == len(layers) - 1 else [])
     for axis, (label, head) in zip(axes[0], columns, strict=True):
         number = f"head {head}" if max(counts) > 1 else ""
         axis.set_title(f"{label}\n{number}" if head == heads[0] else number)
-    norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(corners, 0.995), 1e-6))
-    for image in images:
-        image.set_norm(norm)
+    norm.vmax = max(quantile(corners, 0.995), 1e-6)
     drawn = f"the first {len(words)} of {len(tokens)} tokens, {len(heads)} of {max(counts)} heads"
     drawn += f", {len(layers)} of {len(next(iter(given.values())))} layers"
     figure.suptitle(f"Attention of one text: a row is the attending token, a column the attended one\n{drawn}")
@@ -85,17 +82,12 @@ def token_figure(maps: Labelled, tokens: Tokens) -> Figure:
     return figure
 
 
-def readable(token: str | bytes | int | Tensor) -> str:
+def readable(token: str | int | Tensor) -> str:
     """Return a token as an axis shows it: blanks spelled out, a long one cut in its middle; of an id, its number."""
-    try:
-        text = token.decode(errors="replace") if isinstance(token, bytes) else token
-        text = text if isinstance(text, str) else str(operator.index(text))
-    except TypeError:
-        raise StructuredInitError(f"a token is a text, bytes or a number, got {quoted(token)}") from None
-    signs = ["␣" if sign.isspace() else sign if sign.isprintable() else "�" for sign in text.translate(VISIBLE)]
-    if len(signs) > LONGEST:
-        signs[LONGEST // 2 : 1 - LONGEST // 2] = "…"
-    return "".join(signs).replace("$", r"\$")
+    text = repr(f"{token}".translate(VISIBLE))[1:-1]  # with an escape for what cannot be printed
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]}…{text[1 - LONGEST // 2 :]}"
+    return text.replace("$", r"\$")
 
 
 def _name_tokens(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from callbacks.figures.style import (
     Labelled,
     colour_bar_ends,
     evenly,
+    every_value,
     new_figure,
     quantile,
     read_layers,
@@ -83,7 +84,7 @@ def _symmetric(labels: Labelled) -> Normalize:
     from matplotlib.colors import Normalize
 
     # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
-    sizes = [panels.abs() for layers in labels.values() for panels in layers.values()]
+    sizes = [panels.abs() for panels in every_value(labels)]
     limit = max(quantile(sizes, 0.995), 1e-9)
     return Normalize(-limit, limit)
 
@@ -100,7 +101,7 @@ def filter_figure(moments: Labelled) -> Figure:
 
     given = read_layers("filter_figure", FILTERS, moments)
     kept = {label: thinned(layers, LAYERS_OF_FILTERS) for label, layers in given.items()}
-    counts = [len(filters) for layers in kept.values() for filters in layers.values()]
+    counts = [len(filters) for filters in every_value(kept)]
     numbers = evenly(max(min(counts), min(max(counts), MOST_FILTERS)), MOST_FILTERS)
     norm = Normalize(-1, 1)
     mosaics = []
@@ -136,10 +137,9 @@ def covariance_figure(moments: Labelled) -> Figure:
         limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max())
         image = axis.imshow(picture / (limit or 1), cmap=DIVERGING, vmin=-1, vmax=1)
         if not is_line:
-            for place in range(rows, picture.shape[0], rows):
-                axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
-            for place in range(columns, picture.shape[1], columns):
-                axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
+            faint = {"colors": "#9a9a9a", "linewidths": 0.25}
+            axis.hlines(np.arange(rows, picture.shape[0], rows) - 0.5, *axis.get_xlim(), **faint)
+            axis.vlines(np.arange(columns, picture.shape[1], columns) - 0.5, *axis.get_ylim(), **faint)
         return image, f"trace {covariance.trace():.3g}, ± {limit:.2g}"
 
     title = "Covariance of the filters: each block (of 1-D filters, row) shows one weight's with all"

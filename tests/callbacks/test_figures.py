@@ -77,16 +77,16 @@ MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
     [
         (lambda: map_figure({}), "map_figure has nothing to draw: "),
         (lambda: half_life_figure({"a": {}}), "half_life_figure has nothing to draw: "),
-        (lambda: map_figure({"a": {"0": torch.rand(2, 3, 4, 4)}}), "as maps.mean(0) is}}, got (2, 3, 4, 4)"),
-        (lambda: map_figure({"0": torch.rand(3, 4, 4)}), "got {'0': Tensor}"),
-        (lambda: product_figure({"a": torch.nn.Linear(2, 2)}), "got {'a': Linear}"),
+        (
+            lambda: map_figure({"a": {"0": torch.rand(2, 3, 4, 4)}}),
+            "as maps.mean(0) is}}, got torch.Size([2, 3, 4, 4])",
+        ),
         (lambda: product_figure({"mine": {}}), "product_figure has nothing to draw: "),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
         (
             lambda: depth_figure({"a": {"0": {"entropy": [1.0]}}}),
             "statistics, as summarize(maps) gives them}}, got {'e",
         ),
-        (lambda: token_figure(MAPS, [None] * 17), "a token is a text, bytes or a number, got None"),
         (lambda: token_figure(MAPS, range(18)), "'0' has maps of 17 queries and 17 keys, which are not the 18 tokens"),
         (lambda: save_figure(map_figure(MAPS), "figure.svg"), "save_figure writes PNG: name the file 'figure.png'"),
     ],
@@ -178,7 +178,7 @@ def test_layers_that_some_labels_lack_stand_at_their_own_names():
 @pytest.mark.parametrize(
     ("tokens", "read"),
     [
-        (["Ġc", "\n\n", "$", b"\xe2\x96", "g", "h"], ["␣c", "⏎⏎", r"\$", "�"]),
+        (["Ġc", "\n\n", "$", "\x00", "g", "h"], ["␣c", "⏎⏎", r"\$", r"\x00"]),
         (torch.arange(52, 58), ["52", "53", "54", "55"]),
     ],
 )
