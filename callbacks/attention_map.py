@@ -29,7 +29,6 @@ from structured_init.inputs import as_batch, first_samples
 from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text
-from structured_init.util.names import outwards
 from structured_init.weights import Weights
 
 if TYPE_CHECKING:
@@ -163,9 +162,7 @@ class AttentionMapCallback(BeforeAndAfter):
         if trainer.global_step not in [known["step"] for known in self.records.values()]:
             log_scores(trainer.loggers, scores, probe.part, trainer.global_step, trainer.current_epoch)
         if phase == "after" and self.figures:
-            before = self.read_before(maps)
-            moments = {"before": before, "after": maps} if before else {"after": maps}
-            show_figures(trainer, folder, draw(moments, records))
+            show_figures(trainer, folder, draw({**self.read_before(maps), "after": maps}, records))
         return record
 
     def _places(self, trainer: Trainer, probe: ProbeBatch, maps: Maps) -> dict[str, dict[str, Any]]:
@@ -192,8 +189,8 @@ class AttentionMapCallback(BeforeAndAfter):
         known = {}
         for name in maps:
             module = name.partition(":")[0]
-            site = next((sites[around] for around in outwards(module) if around in sites), None)
-            layout = site or enclosing(tokens, module)  # the module that attends may be the one that has the positions
+            # The module that attends may be the one that has the positions.
+            layout = enclosing(sites, module) or enclosing(tokens, module)
             if layout is not None and layout.grid is not None:
                 known[name] = layout.grid, layout.prefix_tokens
         return known
@@ -213,7 +210,7 @@ class AttentionMapCallback(BeforeAndAfter):
 
 def has_images(probe: ProbeBatch) -> bool:
     """Tell whether a probe has images or videos."""
-    return any(isinstance(each, Tensor) and each.ndim in (4, 5) for each in (*probe.inputs, *probe.named.values()))
+    return any(getattr(each, "ndim", 0) in (4, 5) for each in (*probe.inputs, *probe.named.values()))
 
 
 def widest_kernel(initializers: Iterable[object]) -> int:
@@ -227,10 +224,10 @@ def widest_kernel(initializers: Iterable[object]) -> int:
 def write_tables(folder: Path, module: LightningModule, records: Mapping[str, Mapping[str, Any]]) -> None:
     """Write ``statistics.json``, ``statistics.csv`` and ``meta.json`` of all captures of a training."""
     network = getattr(module, "network", module)
-    statistics = {phase: record["statistics"] for phase, record in records.items()}
-    captures = {}
+    statistics, captures = {}, {}
     for phase, record in records.items():
-        captures[phase] = {key: value for key, value in record.items() if key != "statistics"}
+        captures[phase] = dict(record)
+        statistics[phase] = captures[phase].pop("statistics")
     write_json(folder / "statistics.json", statistics)
     write_text(folder / "statistics.csv", to_csv(statistics))
     write_json(folder / "meta.json", {"model": type(network).__name__, "captures": captures})
@@ -240,8 +237,8 @@ def draw(maps: Mapping[str, Maps], records: Mapping[str, Mapping[str, Any]]) -> 
     """Draw maps, their corner, offset profiles, statistics over depth, and one text with its tokens."""
     captions = {phase: phase.replace("_", " ") for phase in records}
     captions |= {"before": "before training", "after": f"after training ({records['after']['step']} steps)"}
-    names = [name for name, layer in maps["after"].items() if layer.shape[-1] == layer.shape[-2]]
-    names = [name for name in names if all(name in layers for layers in maps.values())]
+    common = set.intersection(*map(set, maps.values()))
+    names = [name for name, layer in maps["after"].items() if name in common and layer.shape[-1] == layer.shape[-2]]
     if not names:
         return {}
 

@@ -6,7 +6,6 @@ A diagnosis never ends a training: what could not be looked at is noted, and the
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -152,10 +151,15 @@ class BeforeAndAfter(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.records = {phase: json.loads(record) for phase, record in state_dict["records"].items()}
 
-    def read_before(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the tensors that were written before training; none where there are none any more."""
-        path = Path(self.records["before"]["path"]) if "before" in self.records else None
-        return read_tensors(path, names) if path is not None and path.is_file() else {}
+    @property
+    def written_before(self) -> Path:
+        """The file that was written before training; where there is none, a path of no file."""
+        return Path(self.records.get("before", {}).get("path", ""))
+
+    def read_before(self, names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Return "before" → the tensors that were written before training; nothing where there are none any more."""
+        path = self.written_before
+        return {"before": read_tensors(path, names)} if path.is_file() else {}
 
     def save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write tensors, and return the record.
@@ -165,7 +169,7 @@ class BeforeAndAfter(Callback):
         path = folder / f"{phase}.safetensors"
         with replacing(path) as temporary:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        before = Path(self.records["before"]["path"]) if "before" in self.records else path
+        before = self.written_before
         if before.is_file() and not (folder / before.name).exists():
             with replacing(folder / before.name) as temporary:
                 shutil.copyfile(before, temporary)
@@ -174,8 +178,4 @@ class BeforeAndAfter(Callback):
 
 def null_for_nan(value: Any) -> Any:
     """Return plain values that JSON has: null for nan and infinity."""
-    if isinstance(value, dict):
-        return {key: null_for_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [null_for_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)

@@ -63,7 +63,7 @@ class ExactResume(L.Callback):
             "moment": moment,
             "metrics": shown_metrics(trainer),
             "row": row_to_come(trainer, moment),
-            "loggers": [each.state_dict() if hasattr(each, "state_dict") else None for each in trainer.loggers],
+            "loggers": [getattr(each, "state_dict", dict)() for each in trainer.loggers],
             "ranks": _gather(_rank_state(trainer, pl_module, moment)),
         }
 
@@ -101,14 +101,14 @@ class ExactResume(L.Callback):
         if trainer.global_rank < len(state["ranks"]):
             _restore_rank(trainer, pl_module, state["ranks"][trainer.global_rank])
         continue_loops(trainer, state["moment"])
-        # Loggers get their states back, and those of rank 0 the row that came right after the checkpoint.
+        # Loggers, which write on rank 0 alone, get their states back, and the row that came right after the checkpoint.
         for logger, known in zip(trainer.loggers, state["loggers"], strict=False):
-            if known is not None and hasattr(logger, "load_state_dict"):
+            if known:
                 logger.load_state_dict(known)
-        row = state["row"] if trainer.is_global_zero else None
-        for logger in trainer.loggers if row else []:
-            logger.log_metrics(metrics=row["metrics"], step=row["step"])
-            logger.save()
+        if state["row"]:
+            for logger in trainer.loggers:
+                logger.log_metrics(**state["row"])
+                logger.save()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let schedulers that watch a metric step at the end of a resumed epoch too: their metrics are here."""

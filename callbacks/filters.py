@@ -41,15 +41,14 @@ class FilterCallback(BeforeAndAfter):
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> dict[str, Any] | None:
         if not seen:
             return None
-        record, moments = self.save(phase, folder, seen), {phase: seen}
-        before = self.read_before(seen) if phase == "after" else {}
-        if before:
-            moments = {"before": before, **moments}
+        record = self.save(phase, folder, seen)
+        moments = {**self.read_before(seen), phase: seen}
         tables = {}
         for moment, layers in moments.items():
             tables[moment] = {name: filter_statistics(filters) for name, filters in layers.items()}
-        if before:
-            tables["change"] = {name: filter_change(filters, seen[name]) for name, filters in before.items()}
+        if len(moments) > 1:
+            before = moments["before"].items()
+            tables["change"] = {name: filter_change(filters, seen[name]) for name, filters in before}
         write_json(folder / "statistics.json", null_for_nan(tables))
         if phase == "after" and self.figures:
             draw = {"covariances": covariance_figure, "filters": filter_figure, "variances": variance_figure}

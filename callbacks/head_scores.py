@@ -35,16 +35,17 @@ def head_scores(maps: Maps, probe: ProbeBatch, capture: Callable[..., Maps], see
     for name, layer in maps.items():
         if layer.shape[-1] == layer.shape[-2] and is_causal(layer):
             scores[name] = {"previous_token_score": _rounded(previous_token_score(layer))}
-    tokens = token_numbers(probe)
+    tokens, queries = token_numbers(probe), probe.queries
     asked = {name: maps[name] for name in scores if maps[name].shape[-1] == tokens.shape[1]}
-    if asked and probe.queries is None:
+    if asked and queries is None:
         samples = min(len(layer) for layer in asked.values())
         tokens, seen = _repeats(tokens, samples, probe, capture, seed)
+        queries = torch.ones_like(tokens, dtype=torch.bool)
         asked = {name: seen[name] for name in asked if name in seen}
     for name, layer in asked.items():
         samples = len(layer)  # a cap on memory may have kept the first samples alone
-        queries = None if probe.queries is None else probe.queries[:samples].cpu()
-        scores[name]["induction_score"] = _rounded(induction_score(layer, tokens[:samples], queries))
+        score = induction_score(layer, tokens[:samples], queries[:samples].cpu())
+        scores[name]["induction_score"] = _rounded(score)
     return scores
 
 
@@ -65,9 +66,10 @@ def _repeats(
     generator = torch.Generator().manual_seed(seed)
     twice = repeated_tokens(samples, tokens.shape[1], tokens.unique(), generator=generator)
     moved = twice.to(probe.named.get("input_ids", *probe.inputs))
-    if not probe.named:
-        return twice, capture(moved)
-    return twice, capture(**{name: moved if name == "input_ids" else torch.ones_like(moved) for name in probe.named})
+    named = dict.fromkeys(probe.named, torch.ones_like(moved))
+    if "input_ids" in named:
+        named["input_ids"] = moved
+    return twice, capture(*[moved] * len(probe.inputs), **named)
 
 
 def log_scores(loggers: list[Logger], scores: Scores, part: str, step: int, epoch: int) -> None:

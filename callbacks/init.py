@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, WeightAveraging
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
@@ -160,9 +160,10 @@ class InitCallback(Callback):
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
-        early, given = self.when == "setup", None
+        early, used = self.when == "setup", {}
         if self.initializer.needs_batch:
-            batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early, alone=True)
+            batch = training_batch(trainer, pl_module, self.samples, seed, early=early, alone=True)
+            used = {"samples": len(batch)}
         else:
             batch = partial(training_batch, trainer, pl_module, self.initializer.samples_to_watch, seed, early=early)
         options = {"broadcast": in_step, "strict": self.strict, "progress": self.progress and trainer.is_global_zero}
@@ -171,8 +172,14 @@ class InitCallback(Callback):
         rank_zero_info(self.report.summary())
         for warning in self.report.warnings:
             rank_zero_warn(warning)
-        account = summarize(self.report, self.when)
-        setattr(pl_module, ACCOUNT, account if given is None else {**account, "samples": len(given)})
+        account = {  # of what weights_only=True loads
+            "initializer": self.report.initializer,
+            "seed": self.report.seed,
+            "when": self.when,
+            "tensors_set": len(self.report.changed),
+            "report": self.report.to_dict(),
+        }
+        setattr(pl_module, ACCOUNT, account | used)
         synchronize_averages(trainer, pl_module)
         self.seconds = time.perf_counter() - begin
 
@@ -201,17 +208,6 @@ def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> 
             )
 
 
-def summarize(report: InitReport, when: str) -> dict[str, Any]:
-    """Return the account that a model and its checkpoints carry: only what ``weights_only=True`` loads."""
-    return {
-        "initializer": report.initializer,
-        "seed": report.seed,
-        "when": when,
-        "tensors_set": len(report.changed),
-        "report": report.to_dict(),
-    }
-
-
 def publish(account: dict[str, Any], trainer: Trainer) -> None:
     """Write the account for the loggers and into the log folder, or refuse that folder on every rank; all must call."""
     folder = trainer.log_dir or trainer.default_root_dir  # a collective: every rank asks
@@ -233,7 +229,7 @@ def synchronize_averages(trainer: Trainer, pl_module: LightningModule) -> None:
     """Copy the new values into averaged models, which were deep-copied before."""
     for callback in trainer.callbacks:
         average = averaged_model(callback)
-        if isinstance(callback, WeightAveraging) and average is not None:
+        if average is not None:
             copies = chain(average.module.parameters(), average.module.buffers())
             for copy, tensor in zip(copies, chain(pl_module.parameters(), pl_module.buffers()), strict=True):
                 copy.copy_(tensor)

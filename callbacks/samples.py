@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from callbacks.lightning_private import training_source
 from structured_init.inputs import as_inputs, find_runnable, has_forward
@@ -65,14 +65,19 @@ def _loader(trainer: Trainer, pl_module: LightningModule) -> tuple[str, Any]:
 
 def first_loader(loaders: Any) -> Iterable | None:
     """Return the first of one or several loaders, however they are nested; ``None`` where there is none."""
-    return next(iter(tree_leaves(loaders.iterables if isinstance(loaders, CombinedLoader) else loaders)), None)
+    return next(iter(tree_leaves(_combined(loaders))), None)
+
+
+def _combined(loaders: Any) -> Any:
+    """Return what Lightning has put into a ``CombinedLoader``, and any other loaders as they are."""
+    return getattr(loaders, "iterables", loaders)
 
 
 def training_loaders(pl_module: LightningModule, loaders: Any) -> Any:
     """Return the loaders whose batch ``probe_inputs`` takes, as `training_step` does; without it, the first of them."""
     if not hasattr(pl_module, "probe_inputs") or first_loader(loaders) is None:
         return first_loader(loaders)
-    return loaders.iterables if isinstance(loaders, CombinedLoader) else loaders
+    return _combined(loaders)
 
 
 def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
@@ -97,26 +102,20 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
         return loader.collate_fn(list(itertools.islice(iterator, samples))), []
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     indices = sorted(order[:samples].tolist())
+    reader = _MapDatasetFetcher(dataset, True, loader.collate_fn, False)
     try:
-        items = _items(dataset, indices)
+        return reader.fetch(indices), indices
     except TypeError as error:  # samples come by (epoch, index); to ask the sampler may move its generator
         try:
-            items = _items(dataset, [(0, index) for index in indices])
+            return reader.fetch([(0, index) for index in indices]), indices
         except Exception:
             raise error from None  # so it was a mistake in the dataset
-    return loader.collate_fn(items), indices
-
-
-def _items(dataset: Any, keys: list[Any]) -> list[Any]:
-    """Return samples as torch's own fetcher does."""
-    many = getattr(dataset, "__getitems__", None)
-    return many(keys) if callable(many) else [dataset[key] for key in keys]
 
 
 def _fresh(iterable: Iterable, who: str) -> Iterator:
     """Return an iterator whose use leaves the iterable as it was."""
     iterator = iter(iterable)
-    if iterator is iterable or isinstance(iterable, Iterator):
+    if iterator is iterable:
         raise StructuredInitError(f"{who} would use up a one-time iterator: give a DataLoader")
     return iterator
 
