@@ -63,7 +63,7 @@ class ExactResume(L.Callback):
             "moment": moment,
             "metrics": shown_metrics(trainer),
             "row": row_to_come(trainer, moment),
-            "loggers": [getattr(each, "state_dict", dict)() for each in trainer.loggers],
+            "loggers": [each.state_dict() if hasattr(each, "state_dict") else {} for each in trainer.loggers],
             "ranks": _gather(_rank_state(trainer, pl_module, moment)),
         }
 

@@ -11,7 +11,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from callbacks.lightning_private import training_source
 from structured_init.inputs import as_inputs, find_runnable, has_forward
@@ -102,14 +101,20 @@ def collect(loader: Any, samples: int, seed: int, who: str, *, to_train: bool = 
         return loader.collate_fn(list(itertools.islice(iterator, samples))), []
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     indices = sorted(order[:samples].tolist())
-    reader = _MapDatasetFetcher(dataset, True, loader.collate_fn, False)
     try:
-        return reader.fetch(indices), indices
+        items = _items(dataset, indices)
     except TypeError as error:  # samples come by (epoch, index); to ask the sampler may move its generator
         try:
-            return reader.fetch([(0, index) for index in indices]), indices
+            items = _items(dataset, [(0, index) for index in indices])
         except Exception:
             raise error from None  # so it was a mistake in the dataset
+    return loader.collate_fn(items), indices
+
+
+def _items(dataset: Any, keys: list[Any]) -> list[Any]:
+    """Return samples as torch's own fetcher does."""
+    many = getattr(dataset, "__getitems__", None)
+    return many(keys) if callable(many) else [dataset[key] for key in keys]
 
 
 def _fresh(iterable: Iterable, who: str) -> Iterator:

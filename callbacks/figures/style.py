@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from structured_init.util.errors import StructuredInitError, shown
 from structured_init.util.files import replacing
@@ -99,14 +98,17 @@ def read_layers(
     Raises:
         StructuredInitError: another nesting, a value that is not right, or nothing to draw.
     """
+    takes = f"{who} takes {{label: {{layer: {what}}}}}"
     found: dict[str, dict[str, Any]] = {}
-    for label, layers in tree_map_only(Tensor, lambda each: each.detach().cpu(), given).items():
+    for label, layers in given.items():
+        if not isinstance(layers, Mapping):
+            raise StructuredInitError(f"{takes}, got {{'{label}': {type(layers).__name__}}}")
         found[str(label)] = {}
         for name, value in layers.items():
             if not is_right(value):
-                got = getattr(value, "shape", shown(value))
-                raise StructuredInitError(f"{who} takes {{label: {{layer: {what}}}}}, got {got}")
-            found[str(label)][str(name)] = value
+                got = tuple(value.shape) if isinstance(value, Tensor) else shown(value)
+                raise StructuredInitError(f"{takes}, got {got}")
+            found[str(label)][str(name)] = value.detach().cpu() if isinstance(value, Tensor) else value
     if not found or not all(found.values()):
         raise StructuredInitError(
             f"{who} has nothing to draw: {{label: {{layer: …}}}} needs a label, and layers of each"

@@ -7,7 +7,7 @@ W_q W_kᵀ is what a token gives itself: how a head looks at other distances is 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,16 @@ from torch import Tensor
 from structured_init.hosts.attention_site import AttentionSite
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import wrapped_child
+
+
+@runtime_checkable
+class HasProjections(Protocol):
+    """What has the four matrices of an attention layer, such as an ``AttentionSite``."""
+
+    query: Float[Tensor, "heads embed_dim head_dim"]
+    key: Float[Tensor, "kv_heads embed_dim head_dim"]
+    value: Float[Tensor, "kv_heads embed_dim value_dim"]
+    output: Float[Tensor, "heads value_dim out_dim"]
 
 
 class WeightProducts(NamedTuple):
@@ -39,14 +49,14 @@ class WeightProducts(NamedTuple):
         }
 
 
-def weight_products(site: AttentionSite) -> WeightProducts:
+def weight_products(site: HasProjections) -> WeightProducts:
     """Return the weight products of an attention site, in float32 on the CPU.
 
     Under rotary positions, as in Llama, W_q W_kᵀ tells of attention at distance 0 alone.
 
     Args:
-        site: with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv) and ``output`` (H, kv, D). With
-            Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
+        site: an ``AttentionSite``, or anything with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv)
+            and ``output`` (H, kv, D). With Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
 
     Raises:
         StructuredInitError: it is a whole model, or has adapters of peft that are neither merged nor disabled.
@@ -60,11 +70,11 @@ def weight_products(site: AttentionSite) -> WeightProducts:
         >>> tuple(products.query_key.shape), tuple(products.value_output.shape)
         ((3, 192, 192), (192, 192))
     """
-    if not isinstance(site, AttentionSite):
+    if not hasattr(site, "query"):
         raise StructuredInitError(
             f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
         )
-    for name, layer in site.module.named_modules():
+    for name, layer in site.module.named_modules() if isinstance(site, AttentionSite) else ():
         if wrapped_child(layer) == "base_layer" and not (layer.merged or layer.disable_adapters):  # of peft
             raise StructuredInitError(f"'{site.name}.{name}' has adapters: merge them first (merge_and_unload)")
     query, output = site.query.double(), site.output.double()

@@ -77,10 +77,9 @@ MAPS = {"a": {"0": torch.rand(2, 17, 17)}}
     [
         (lambda: map_figure({}), "map_figure has nothing to draw: "),
         (lambda: half_life_figure({"a": {}}), "half_life_figure has nothing to draw: "),
-        (
-            lambda: map_figure({"a": {"0": torch.rand(2, 3, 4, 4)}}),
-            "as maps.mean(0) is}}, got torch.Size([2, 3, 4, 4])",
-        ),
+        (lambda: map_figure({"a": {"0": torch.rand(2, 3, 4, 4)}}), "as maps.mean(0) is}}, got (2, 3, 4, 4)"),
+        (lambda: map_figure({"0": torch.rand(3, 4, 4)}), "got {'0': Tensor}"),
+        (lambda: product_figure({"a": torch.nn.Linear(2, 2)}), "got {'a': Linear}"),
         (lambda: product_figure({"mine": {}}), "product_figure has nothing to draw: "),
         (lambda: zoom_figure(MAPS, 5, 1), "17 tokens have no rows of 5 patches after 1 prefix tokens"),
         (

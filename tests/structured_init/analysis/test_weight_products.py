@@ -1,21 +1,13 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hosts import of_transformers
 from timm.models.vision_transformer import VisionTransformer
 
 from structured_init.analysis import weight_products
-from structured_init.hosts import AttentionSite, attention_sites
+from structured_init.hosts import attention_sites
 from structured_init.util.errors import StructuredInitError
-
-
-class Given(AttentionSite):
-    """A site of matrices that are given."""
-
-    query = key = value = output = None
-
-    def __init__(self, **matrices):
-        self.name, self.module = "given", torch.nn.Identity()
-        vars(self).update(matrices)
 
 
 def test_products_of_timm_attention_equal_slices_of_its_weights():
@@ -33,7 +25,7 @@ def test_products_of_timm_attention_equal_slices_of_its_weights():
 def test_grouped_key_heads_serve_neighbouring_query_heads():
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    site = Given(query=draw(4, 6, 3), key=draw(2, 6, 3), value=draw(2, 6, 5), output=draw(4, 5, 6))
+    site = SimpleNamespace(query=draw(4, 6, 3), key=draw(2, 6, 3), value=draw(2, 6, 5), output=draw(4, 5, 6))
     products = weight_products(site)
     for head in range(4):
         torch.testing.assert_close(products.query_key[head], site.query[head] @ site.key[head // 2].T)
@@ -43,7 +35,7 @@ def test_grouped_key_heads_serve_neighbouring_query_heads():
 
 def test_summary_reads_a_multiple_of_the_identity():
     identity = torch.eye(8).expand(2, 8, 8)
-    site = Given(query=0.7 * identity, key=identity, value=identity, output=-0.2 * identity)
+    site = SimpleNamespace(query=0.7 * identity, key=identity, value=identity, output=-0.2 * identity)
     summary = weight_products(site).summary()
     assert summary["query_key_diagonal"] == pytest.approx([0.7, 0.7])
     assert summary["query_key_off_diagonal_std"] == [0, 0]
