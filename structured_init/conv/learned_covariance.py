@@ -226,6 +226,8 @@ def _estimate(name: str, weight: Tensor, shrinkage: float, who: str) -> Tensor:
             f"{who}: '{name}' has {count} filters of {sized(weight.shape[2:])}: a full covariance of {size} weights "
             f"takes more than {size}; give the result of estimate_covariances(…, shrinkage=0.1)"
         )
+    if not filters.isfinite().all():
+        raise StructuredInitError(f"{who}: the filters of '{name}' are not all finite")
     return shrink(empirical_covariance(filters), shrinkage)
 
 

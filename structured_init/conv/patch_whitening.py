@@ -5,6 +5,7 @@ Letters: d numbers of a patch (channels × rows × columns), F filters, C = E[p 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -54,8 +55,8 @@ class PatchWhitening(Initializer):
 
     Raises:
         StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, a first
-            layer of another kind, images of another shape or number of channels, or a batch that gives filters which
-            are not finite, as one whose patches are all zero.
+            layer of another kind, images of another shape or number of channels, or a batch whose patches are all zero
+            or not finite.
 
     Example:
         >>> import timm, torch
@@ -89,6 +90,8 @@ class PatchWhitening(Initializer):
             )
         name, module, inputs = first_layer(weights, batch)
         moment, count = second_moment(module, inputs)
+        if not 0 < moment.trace() < math.inf:  # nan too
+            raise StructuredInitError(f"{WHO}: the patches that '{name}' sees in the batch are all zero, or not finite")
         if count < len(moment):
             weights.warn(
                 f"{WHO}: '{name}' saw {count:,} patches of {len(moment):,} numbers, too few to know all directions: "

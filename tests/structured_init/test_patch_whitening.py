@@ -116,13 +116,14 @@ def test_a_linear_patch_embedding_is_whitened_in_the_order_of_running(images):
     ("batch", "message"),
     [
         (None, r"PatchWhitening needs real images, as one tensor: initialize\(model, initializer, batch=images\)"),
-        ("black", "the new value of '0.weight' holds values that are not finite"),
+        ("black", "PatchWhitening: the patches that '0' sees in the batch are all zero, or not finite"),
+        ("nan", "PatchWhitening: the patches that '0' sees in the batch are all zero, or not finite"),
         ("grey", r"expected input.* to have 3 channels, but got 1 channels instead \(in '0'\)"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(images, batch, message):
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1, groups=8))
-    given = {"black": torch.zeros_like(images), "grey": images[:, :1]}.get(batch)
+    given = {"black": torch.zeros_like(images), "nan": images / 0, "grey": images[:, :1]}.get(batch)
     with pytest.raises(StructuredInitError, match=message):
         initialize(model, PatchWhitening(), seed=0, batch=given)
 
