@@ -89,26 +89,22 @@ class ExactResume(L.Callback):
         if self._loaded is None:
             return
         state, self._loaded = self._loaded, None
-        for what, then, now in (
-            ("threads", state["threads"], torch.get_num_threads()),
-            ("processes", len(state["ranks"]), trainer.world_size),
-        ):
-            if then != now:
-                rank_zero_warn(
-                    f"The checkpoint was made with {then} {what}, now there are {now}: the run is not exact."
-                )
+        then = f"{state['threads']} threads in {len(state['ranks'])} processes"
+        now = f"{torch.get_num_threads()} threads in {trainer.world_size} processes"
+        if then != now:
+            rank_zero_warn(f"The checkpoint was made with {then}, now there are {now}: the run is not exact.")
         show_metrics(trainer, state["metrics"])
         if trainer.global_rank < len(state["ranks"]):
             _restore_rank(trainer, pl_module, state["ranks"][trainer.global_rank])
         continue_loops(trainer, state["moment"])
-        # Loggers, which write on rank 0 alone, get their states back, and the row that came right after the checkpoint.
+        # Loggers get their states back, and those of rank 0 the row that came right after the checkpoint.
         for logger, known in zip(trainer.loggers, state["loggers"], strict=False):
             if known:
                 logger.load_state_dict(known)
-        if state["row"]:
-            for logger in trainer.loggers:
-                logger.log_metrics(**state["row"])
-                logger.save()
+        row = state["row"] if trainer.is_global_zero else None
+        for logger in trainer.loggers if row else []:
+            logger.log_metrics(metrics=row["metrics"], step=row["step"])
+            logger.save()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let schedulers that watch a metric step at the end of a resumed epoch too: their metrics are here."""

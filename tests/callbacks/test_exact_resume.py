@@ -226,7 +226,8 @@ def test_another_number_of_threads_is_said(saved):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        with pytest.warns(UserWarning, match=f"made with {threads} threads, now there are {threads + 1}: the run is"):
+        said = f"made with {threads} threads in 1 processes, now there are {threads + 1} threads in 1 processes"
+        with pytest.warns(UserWarning, match=said):
             fit(callbacks=[ExactResume()], checkpoint=saved, epochs=1)
     finally:
         torch.set_num_threads(threads)
