@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from structured_init.storage import not_finite, uninitialized
-from structured_init.util.names import block_of, named_plain_modules
+from structured_init.util.names import block_of
 from structured_init.weights import Weights
 from structured_init.writer import full_value
 
@@ -60,7 +60,7 @@ def _uneven_norms(weights: Weights) -> dict[str, str]:
 def _norms(weights: Weights) -> dict[str, nn.Module]:
     """Return the normalization layers with one number per channel, but for those that were set here."""
     found = {}
-    for name, module in named_plain_modules(weights.model):
+    for name, module in weights.modules.items():
         weight = getattr(module, "weight", None)
         if "norm" not in type(module).__name__.lower() or not isinstance(weight, nn.Parameter) or weight.is_meta:
             continue

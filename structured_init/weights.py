@@ -14,7 +14,7 @@ from structured_init.log import Log
 from structured_init.model_view import ModelView, Seen
 from structured_init.storage import Computed, find_computed
 from structured_init.util.errors import StructuredInitError
-from structured_init.util.names import named_plain_modules, plain_names
+from structured_init.util.names import plain_names
 from structured_init.util.progress import bar
 from structured_init.writer import Writer, check, full_value
 
@@ -134,7 +134,7 @@ class Weights(Log):
             StructuredInitError: the tensor is no parameter or buffer of the model.
         """
         if id(tensor) not in self._names:
-            computed = find_computed(named_plain_modules(self.model), tensor)
+            computed = find_computed(self.modules.items(), tensor)
             if computed is None:
                 raise StructuredInitError(
                     f"a tensor of shape {tuple(tensor.shape)} is no parameter or buffer of the model: a layout names"

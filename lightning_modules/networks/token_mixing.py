@@ -85,7 +85,7 @@ def _add_canon(network: nn.Module, sites: list[AttentionSite]) -> None:
             weights += [piece.weight for piece in pieces(matrices)]
         attending += site.layout.parameters()
     widths = {site.embed_dim for site in sites}
-    blocks = [mlp for mlp in mlps(network, attending).values() if mlp.width in widths]
+    blocks = [mlp for mlp in mlps(dict(network.named_modules()), attending).values() if mlp.width in widths]
     for mlp in blocks:
         weights += mlp.up
     owners: dict[Tensor, tuple[nn.Module, int]] = {}

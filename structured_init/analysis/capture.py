@@ -199,14 +199,14 @@ class _Known:
 
     def __init__(self, model: nn.Module, inputs: tuple) -> None:
         sites = attention_sites(model, cross=True)
-        modules = list(named_plain_modules(model))
+        modules = dict(named_plain_modules(model))
         self.heads = {site.name: site.num_heads for site in sites}
-        self.adapted = {name: module for name, module in modules if _ADAPTERS.find(module) is not None}
+        self.adapted = {name: module for name, module in modules.items() if _ADAPTERS.find(module) is not None}
         self.places: dict[ProductName, tuple[MapAt, _Call]] | None = None
         self.refused: dict[str, str] = {}
         self.failure: str | None = None
         names = [*self.heads, *self.adapted]
-        unknown = [each for each in unknown_attention(model) if not self.is_adapted(each)]
+        unknown = [each for each in unknown_attention(modules) if not self.is_adapted(each)]
         fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
         foreign = any(ATTENTION.foreign(site.module) for site in sites)  # a layout does not say how maps are stored
         if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
@@ -220,7 +220,7 @@ class _Known:
                 continue
             self.failure = weights.seen.why_not
             if self.failure is None:
-                self._take(found, attention_sites(weights, cross=True), dict(modules))
+                self._take(found, attention_sites(weights, cross=True), modules)
             return
 
     def is_adapted(self, layer: str) -> bool:

@@ -144,7 +144,7 @@ class UniformProjections(Initializer):
         """Return the selected MLPs that are as wide as attention."""
         sites = attention_sites(weights, cross=True)
         widths = {site.embed_dim for site in sites}
-        found = mlps(weights.model, [each for site in sites for each in site.layout.parameters()])
+        found = mlps(weights.modules, [each for site in sites for each in site.layout.parameters()])
         chosen = [mlp for name, mlp in found.items() if mlp.width in widths and selects(self.where, name, mlp)]
         if not chosen:
             raise StructuredInitError(

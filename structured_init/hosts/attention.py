@@ -135,7 +135,7 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
 
 def _worth_a_pass(weights: Weights, written: list[AttentionSite]) -> bool:
     """Say whether a pass is asked for: a batch was given, something may attend that is not known, or both ways."""
-    if weights.batch is not None or weights.view.seen is not None or unknown_attention(weights.model):
+    if weights.batch is not None or weights.view.seen is not None or unknown_attention(weights.modules):
         return True
     if not weights.can_ask:
         return False
@@ -206,7 +206,7 @@ def left_unknown(weights: Weights) -> dict[str, str]:
             left[name] = module
     reasons = {found.name: found.reason for found in weights.seen.layers if found.reason}
     unknown = {}
-    for name, kind in unknown_attention(weights.model).items():
+    for name, kind in unknown_attention(weights.modules).items():
         if name in left:
             unknown[name] = f"{kind} {_why_unknown(weights, name, reasons)}"
     for name, why in reasons.items():

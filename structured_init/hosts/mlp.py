@@ -5,12 +5,12 @@ Letters: D embed_dim, F hidden width, which is larger.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from structured_init.util.names import named_plain_modules, within
+from structured_init.util.names import within
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Mlp:
         return min(self.down.shape[:2])
 
 
-def mlps(model: nn.Module, attending: Collection[nn.Parameter] = ()) -> dict[str, Mlp]:
+def mlps(modules: Mapping[str, nn.Module], attending: Collection[nn.Parameter] = ()) -> dict[str, Mlp]:
     """Return name → MLP of every module with two or three matrices that lead to a hidden width and back.
 
     A convolution of kernel 1 is a matrix too, and other weights beside them, such as a depthwise convolution's, do not
@@ -41,12 +41,12 @@ def mlps(model: nn.Module, attending: Collection[nn.Parameter] = ()) -> dict[str
     one width, more maps than that, and experts that share a weight of three axes are not told.
 
     Args:
-        model: any network.
+        modules: those of any network, by name and in order.
         attending: parameters of attention, which may lie in the same module.
     """
     found: dict[str, Mlp] = {}
     taken = {id(each) for each in attending}
-    for name, module in reversed(list(named_plain_modules(model))):  # inner ones first
+    for name, module in reversed(modules.items()):  # inner ones first
         if not any(within(inner, name) for inner in found):
             maps = [each for each in module.parameters() if is_map(each) and id(each) not in taken]
             if (both := _up_and_down(maps)) is not None:

@@ -5,24 +5,24 @@ They are worth a forward pass, and are reported where nobody can run one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
 from structured_init.hosts.known import ATTENTION, described_attention
 from structured_init.hosts.mlp import is_map, mlps
-from structured_init.util.names import named_plain_modules, within
+from structured_init.util.names import within
 from structured_init.weights import Weights
 
 
-def unknown_attention(model: nn.Module) -> dict[str, str]:
-    """Return name → class of every module with parameters that is called attention and is not known.
+def unknown_attention(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return name → class of every one of a model's modules with parameters that is called attention and is not known.
 
     A module is left out where it lies in a known one, or where one inside it, known or not, is the attention itself.
     """
     described: list[str] = []
     suspects: dict[str, str] = {}
-    for name, module in named_plain_modules(model):
+    for name, module in modules.items():
         if described_attention(module) is not None:
             described.append(name)
         elif looks_like_attention(name, module) and next(module.parameters(), None) is not None:
@@ -62,7 +62,7 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     """
     attending = list(known)
     own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
-    explained = {id(each) for mlp in mlps(weights.model, own).values() for each in (*mlp.up, mlp.down)}
+    explained = {id(each) for mlp in mlps(weights.modules, own).values() for each in (*mlp.up, mlp.down)}
     for module in weights.modules.values():
         if isinstance(module, nn.Embedding) or _is_chain(module):
             explained |= {id(each) for each in module.parameters()}

@@ -98,7 +98,7 @@ def test_sites_give_and_take_every_matrix(kind):
     assert [site.name for site in sites] == ["encoder.blocks.0.attn", "encoder.blocks.1.attn"]
     prefix = int(kind == "vit_lite")
     assert [(site.grid, site.prefix_tokens, site.num_heads) for site in sites] == [((4, 4), prefix, 3)] * 2
-    assert len(mlps(network)) == 2
+    assert len(mlps(dict(network.named_modules()))) == 2
     decayed = {id(parameter) for parameter in parameter_groups(network)[0]["params"]}
     assert {id(network.encoder.pos_embed), id(network.encoder.cls_token)}.isdisjoint(decayed)
     (positions,) = position_sites(network)

@@ -31,7 +31,7 @@ MLPS = {
 def test_maps_to_a_hidden_width_and_back_are_an_mlp(kind):
     layers, up = MLPS[kind]
     model = nn.Sequential(nn.LayerNorm(D), nn.Sequential(*layers))
-    [(name, mlp)] = mlps(model).items()
+    [(name, mlp)] = mlps(dict(model.named_modules())).items()
     assert (name, mlp.width) == ("1", D)
     assert [id(each) for each in (*mlp.up, mlp.down)] == [id(layers[k].weight) for k in (*up, -1)]
 
@@ -48,13 +48,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_is_no_mlp_by_its_shapes_is_none(kind):
-    assert mlps(nn.Sequential(*OTHERS[kind])) == {}
+    assert mlps(dict(nn.Sequential(*OTHERS[kind]).named_modules())) == {}
 
 
 def test_an_mlp_beside_attention_in_one_module_needs_the_parameters_of_attention():
     layer = nn.TransformerEncoderLayer(8, 2, 24)
-    assert mlps(layer) == {}
-    [mlp] = mlps(layer, list(layer.self_attn.parameters())).values()
+    modules = dict(layer.named_modules())
+    assert mlps(modules) == {}
+    [mlp] = mlps(modules, list(layer.self_attn.parameters())).values()
     assert mlp.up == (layer.linear1.weight,)
     assert mlp.down is layer.linear2.weight
 
@@ -63,4 +64,4 @@ def test_the_innermost_module_is_named_in_the_order_of_the_model():
     model = timm.create_model("test_vit", num_classes=3)
     attending = [each for block in model.blocks for each in block.attn.parameters()]
     names = [f"blocks.{number}.mlp" for number in range(len(model.blocks))]
-    assert list(mlps(model, attending)) == names
+    assert list(mlps(dict(model.named_modules()), attending)) == names
