@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.mode import Operation, PassMode, is_fused, passing, refuse_nested
-from structured_init.hosts.watching.operations import KEEPS, LINEAR, follow, taken_alike
+from structured_init.hosts.watching.operations import KEEPS, LINEAR, UPSAMPLES, follow, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
 from structured_init.hosts.watching.records import (
     MIXED,
@@ -394,8 +394,6 @@ class WatchMode(PassMode):
 
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
-UPSAMPLE = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
-UPSAMPLES = [f"upsample_{kind}" for kind in UPSAMPLE] + ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
 # What is done about an operation, by its name; every other one is a function of single numbers, a norm or a sum.
 NOTES: dict[str, Callable[[WatchMode, Operation], None]] = {
     **dict.fromkeys(MAKES, WatchMode._make),

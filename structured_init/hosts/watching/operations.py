@@ -33,7 +33,9 @@ SILENT = frozenset({"_to_copy", "dropout", "native_dropout"})  # not worth a wor
 TIMES = frozenset({"mul", "mul_", "div", "div_"})
 # What is not looked at by its numbers: exact for any input, or known to be a norm, or to pool tokens.
 LINEAR = frozenset({"mul", "div", "add", "sub", "neg", "mean", "sum"})
-PIXELS = frozenset({"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"})
+UPSAMPLE = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
+UPSAMPLES = frozenset(f"upsample_{kind}" for kind in UPSAMPLE) | {"_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"}
+PIXELS = UPSAMPLES | {"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"}
 POOLING = PIXELS | {"amax", "max"}
 # Batch norm has other names on other devices and versions of torch, and in evaluation mode.
 NORMING = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm"})
@@ -53,7 +55,8 @@ def follow(seen: Pass, operation: Operation) -> None:
         same = [tag for tag in given if tag.codes.shape == out.shape]
         if same:
             _follow_numbers(seen, operation, out, given, same)
-        elif any(leaf.numel() >= out.numel() for leaf in leaves):  # else all are spread, as a map of one key is
+        # Else all are spread, as a map of one key is.
+        elif operation.name in PIXELS or any(leaf.numel() >= out.numel() for leaf in leaves):
             seen.tags[out] = _reduced(operation, out, given)
 
 

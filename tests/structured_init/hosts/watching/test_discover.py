@@ -377,3 +377,10 @@ def test_maps_of_one_key_are_no_maps_of_what_comes_behind():
     [found] = discover_attention(model, tokens)
     assert (found.name, found.reason) == ("2", None)
     assert list(capture_attention(model, tokens)) == ["2"]
+
+
+def test_what_attention_gives_is_followed_through_pixels_of_another_number():
+    model = strangers.PointwiseConvolution()
+    model.out = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), model.out)  # as in EfficientFormer v2
+    [found] = discover_attention(model, torch.randn(MAPS))
+    assert (found.reason, found.layout.output.weight) == (None, model.out[1].weight)
