@@ -61,7 +61,7 @@ def follow(seen: Pass, operation: Operation) -> None:
 
 
 def _reduced(operation: Operation, out: Tensor, given: list[Tag]) -> Tag:
-    """Return the tag of what is smaller than all that goes in: tokens were pooled, or channels."""
+    """Return the tag of what is of another size than all that goes in: tokens were pooled or resized, or channels."""
     codes, path = given[0].codes, frozenset().union(*(tag.path for tag in given))
     left = pooled(codes, out, operation.args)
     if left is None and operation.name in PIXELS and codes.ndim == out.ndim:
