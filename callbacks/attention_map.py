@@ -25,7 +25,7 @@ from structured_init.analysis.statistics import mean_map
 from structured_init.hosts import attention_sites
 from structured_init.hosts.positions import enclosing, sought_position_sites, token_layouts
 from structured_init.initializer import parts_of
-from structured_init.inputs import as_batch, first_samples
+from structured_init.inputs import as_batch
 from structured_init.util.arguments import check_choice, check_grid, check_positive, check_whole
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.files import write_json, write_text
@@ -200,8 +200,8 @@ class AttentionMapCallback(BeforeAndAfter):
         weights = Weights(trainer.lightning_module)
         if not has_images(probe) or is_sharded(trainer) or token_layouts(weights):
             return weights
-        inputs = first_samples((probe.inputs, probe.named), 2)
-        seen = Weights(trainer.lightning_module, batch=as_batch(trainer.lightning_module, inputs))
+        batch = as_batch(trainer.lightning_module, (probe.inputs, probe.named))
+        seen = Weights(trainer.lightning_module, batch=batch)
         with suppress(StructuredInitError), trainer.precision_plugin.forward_context():
             sought_position_sites(seen)
             return seen

@@ -211,17 +211,15 @@ class _Known:
         foreign = any(ATTENTION.foreign(site.module) for site in sites)  # a layout does not say how maps are stored
         if fake or (names and not unknown and not foreign and not may_attend(Weights(model), names)):
             return
-        for some in (first_samples(inputs, 2), inputs):  # all where a model does not run on two of them
-            weights = Weights(model, batch=as_batch(model, some))
-            try:
-                found = watched_attention(weights)
-            except StructuredInitError as error:
-                self.failure = str(error)
-                continue
-            self.failure = weights.seen.why_not
-            if self.failure is None:
-                self._take(found, attention_sites(weights, cross=True), modules)
+        weights = Weights(model, batch=as_batch(model, inputs))
+        try:
+            found = watched_attention(weights)
+        except StructuredInitError as error:
+            self.failure = str(error)
             return
+        self.failure = weights.seen.why_not
+        if self.failure is None:
+            self._take(found, attention_sites(weights, cross=True), modules)
 
     def is_adapted(self, layer: str) -> bool:
         """Say whether the maps of a layer are read by a function that was registered for it, or for what is around."""
@@ -285,7 +283,7 @@ class _Tap(TapMode):
         if maps.ndim != 4:
             self.store.refused[name] = f"its maps {tuple(maps.shape)} are not (batch, heads, queries, keys)"
         else:
-            self.store.add(name, maps.float())
+            self.store.add(name, maps.float().clone())  # the module may go on with what it returns
 
     def wants(self, left: Tensor) -> bool | None:
         self.present = self._place(left)
@@ -335,7 +333,7 @@ class _Store:
         return number in self.layers or selects(patterns, name, None)
 
     def add(self, name: str, maps: Float[Tensor, "batch heads queries keys"]) -> None:
-        """Take the maps of one layer, as many samples as there is room for."""
+        """Take the maps of one layer, as many samples as there is room for; nobody else may write to them."""
         number, before = len(self.seen), sum(name == seen.partition(":")[0] for seen in self.seen)
         if before:
             name = f"{name}:{before + 1}"
@@ -353,7 +351,8 @@ class _Store:
             self.halvings += 1
             # clone: a slice would keep the whole storage alive.
             self.maps = {n: maps[: max(1, maps.shape[0] // 2)].clone() for n, maps in self.maps.items()}
-        self.maps[name] = maps[: self._kept(len(maps))].detach().clone().cpu()
+        kept = self._kept(len(maps))
+        self.maps[name] = (maps if kept == len(maps) else maps[:kept].clone()).cpu()
 
     def _kept(self, batch: int) -> int:
         return max(1, batch >> self.halvings)

@@ -60,7 +60,12 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     That takes two or more inside one module that holds no known attention, which read or write tokens of one width and
     are more than two square matrices of it. A classifier, merged patches or a lone projection are fewer.
     """
-    attending = list(known)
+    attending = tuple(known)
+    return weights.view.search_once("may attend", lambda: attending, lambda: _search(weights, attending))
+
+
+def _search(weights: Weights, attending: tuple[str, ...]) -> list[str]:
+    """Look for what may attend beside attention of these names."""
     own = [each for name in attending if name in weights.modules for each in weights.modules[name].parameters()]
     explained = {id(each) for mlp in mlps(weights.modules, own).values() for each in (*mlp.up, mlp.down)}
     for module in weights.modules.values():

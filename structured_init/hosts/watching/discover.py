@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -14,13 +15,23 @@ from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.records import ROWS, agreed, tensors
-from structured_init.inputs import as_inputs, explain_failure, find_runnable, for_one_pass, host_inputs
+from structured_init.inputs import (
+    Inputs,
+    as_inputs,
+    explain_failure,
+    find_runnable,
+    first_samples,
+    for_one_pass,
+    host_inputs,
+)
 from structured_init.model_view import Seen
 from structured_init.storage import not_finite
 from structured_init.undisturbed import cpu_by_default, undisturbed
 from structured_init.util.errors import StructuredInitError
 from structured_init.util.names import named_plain_modules, plain_name
 from structured_init.weights import Weights
+
+SAMPLES = 2  # one does not tell heads from samples
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
@@ -33,9 +44,9 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 
     Args:
         model: any network, with at least two tokens per sample.
-        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them. One or two samples suffice: all
-            activations of the pass are held. Without it, what the host library offers (``dummy_inputs`` of
-            transformers, the input size of timm).
+        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them. Two samples of it are run, or all
+            where these do not tell; activations of the pass are held. Without it, what the host library offers
+            (``dummy_inputs`` of transformers, the input size of timm).
 
     Returns:
         The layers in calling order, those that run several times once.
@@ -54,16 +65,30 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 @cpu_by_default()
 @torch.no_grad()  # learned tokens are parameters
 def watch_model(model: nn.Module, batch: object = None) -> Seen:
-    """Return what one forward pass shows; see :func:`discover_attention`."""
-    weights = Weights(model)
+    """Return what a forward pass over two samples shows; see :func:`discover_attention`.
+
+    All are run where the model fails on two, where no layer has a layout, and where one looks at no more than two
+    tokens: then the first axis may be that of tokens.
+    """
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
-    args, kwargs = for_one_pass(inputs)
+    few = first_samples(inputs, SAMPLES)
+    if [each.shape for each in tensors(few)] != [each.shape for each in tensors(inputs)]:
+        with suppress(StructuredInitError):
+            seen = _watch_pass(model, few, given=True)
+            if min((layer.length for layer in seen.layers if layer.layout), default=0) > SAMPLES:
+                return seen
+    return _watch_pass(model, inputs, given=batch is not None)
+
+
+def _watch_pass(model: nn.Module, inputs: Inputs, *, given: bool) -> Seen:
+    """Run a model once and return what is seen; ``given`` says whether somebody chose what it is run on."""
+    weights, (args, kwargs) = Weights(model), for_one_pass(inputs)
     floating = [each for each in tensors((args, kwargs)) if each.is_floating_point()]
-    with explain_failure(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
+    with explain_failure(model, given=given, bugs=True), undisturbed(model), watching(model) as seen:
         find_runnable(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]

@@ -259,6 +259,35 @@ def test_buffers_that_a_model_writes_to_are_left_as_they_were():
     assert model.place == 0
 
 
+class Counting(nn.Module):
+    """A layer that notes how many there are along the first axis, and may ask for three."""
+
+    def __init__(self, samples_first, asks_for_three=False):
+        super().__init__()
+        self.attn, self.asks = nn.MultiheadAttention(8, 2, batch_first=samples_first), asks_for_three
+        self.ran = []
+
+    def forward(self, x):
+        self.ran.append(len(x))
+        if self.asks and len(x) != 3:
+            raise ValueError("three, please")
+        return self.attn(x, x, x)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "ran", "length"),
+    [
+        (Counting(samples_first=True), [2], 5),  # axis 0 are samples: two tell
+        (Counting(samples_first=True, asks_for_three=True), [2, 3], 5),
+        (Counting(samples_first=False), [2, 3], 3),  # axis 0 are tokens
+    ],
+)
+def test_two_samples_are_watched_and_all_where_these_do_not_tell(model, ran, length):
+    [layer] = discover_attention(model, torch.randn(3, 5, 8))
+    assert (model.ran, layer.length) == (ran, length)
+    assert layer.evidence.error < 1e-5
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_is_refused_with_the_way_out():
     class Flexible(nn.Module):
