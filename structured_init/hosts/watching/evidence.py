@@ -353,9 +353,8 @@ def rotation_of(watched: Watched, asking: Int64[Tensor, " rows"]) -> Rotation | 
     for pairs in _candidates(before.shape[2]):
         plain, turned = _turned(before, pairs), _turned(after, pairs)
         found = _frequencies(plain, turned, tokens)
-        if found is not None:
-            moving = found > STILL
-            return Rotation(found[moving], pairs[moving]) if moving.any() else None
+        if found is not None and (found > STILL).any():  # else the host leaves these coordinates as they are
+            return Rotation(found[found > STILL], pairs[found > STILL])
     return None
 
 

@@ -368,6 +368,16 @@ def test_angles_are_read_off_tokens_beside_padding_whose_embedding_is_zero(kind,
     assert found.turns.pairs.equal(known.turns.pairs)
 
 
+def test_angles_are_read_where_most_of_a_head_is_not_turned():
+    """A quarter of 32 coordinates, as in Pythia: the other 24 are evenly turned by no angle at all."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = of_transformers("GPTNeoXModel", **sizes, **SPECIAL)
+    [found] = discover_attention(model, torch.randint(1, 50, (2, 20)))
+    assert found.turns.pairs.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert found.turns.frequencies.tolist() == pytest.approx([1, 0.1, 0.01, 0.001], rel=1e-3)
+
+
 class Cached(nn.Module):
     """Keys and values are written into a buffer, and read from it, as in the reference code of LLaMA."""
 
