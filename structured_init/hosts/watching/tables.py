@@ -99,7 +99,8 @@ class Tables:
 
     def _add(self, table: Tensor, tokens: Tensor, result: Tensor) -> None:
         across = table.ndim > 2 and table.shape[-2] == 1  # of (B, dates, places, D), that of dates; of (T, B, D)
-        axis = -3 if across else -2
+        whole = table.ndim == result.ndim == 4 and table.shape[1:] == result.shape[1:]  # of (B, rows, columns, D)
+        axis = -3 if across or whole else -2
         if table.ndim < 2 or table.shape[-1] != result.shape[-1] or not 1 < table.shape[axis] == result.shape[axis]:
             return
         seen, given, source = self.seen, self.seen.trace(table).tag, self.seen.source_of(tokens)
@@ -120,9 +121,11 @@ class Tables:
         of_samples = across and result.ndim == 3
         if table in seen.tags and (of_samples or self._rows(tokens) is not None):
             return
+        columns = math.prod(table.shape[axis + 1 : -1])
         for along, features, row in self._readings(tokens, result, rows, axis):
             before, own, after = self._of_the_input(tokens, along)
-            samples = result.numel() // (result.shape[along] * result.shape[features])
+            own *= columns
+            samples = result.numel() // (result.shape[along] * columns * result.shape[features])
             # A table that is added to several tensors, such as states and actions, is one.
             same = [number for number, each in enumerate(self.added) if each.parameter is rows[0]]
             self.of[result] = self.of.get(result, NONE) | {(*same, len(self.added))[0]}
@@ -151,10 +154,11 @@ class Tables:
     def _rows(self, tensor: Tensor, axis: int = -2) -> tuple[Tensor, int] | None:
         """Return whose rows (…, T, D) are, T after the other and the same for all samples, and the first one's number.
 
-        They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, behind
-        it are ones and D.
+        They are a view of a parameter or buffer, or were looked up in a parameter. T is the length of ``axis``, or that
+        of all axes from there to D: of a grid, rows times columns.
         """
-        tag, tokens, width = self.seen.tag(tensor), tensor.shape[axis], tensor.shape[-1]
+        tag, width = self.seen.tag(tensor), tensor.shape[-1]
+        tokens = math.prod(tensor.shape[axis:-1])
         if tag is None:
             return self._rows_of_buffer(tensor, axis)
         if tag.other is not None or tag.path or tag.codes.is_complex():
@@ -166,7 +170,7 @@ class Tables:
             return None
         entries = codes - begin + origins.place(begin)
         row = int(entries.flatten()[0]) // width
-        order = torch.arange(tokens * width, device=entries.device).view(tokens, *[1] * (-2 - axis), width)
+        order = torch.arange(tokens * width, device=entries.device).view(tensor.shape[axis:])
         return (owner, row) if (entries == row * width + order).all() else None
 
     def _rows_of_buffer(self, tensor: Tensor, axis: int) -> tuple[Tensor, int] | None:
@@ -174,7 +178,7 @@ class Tables:
 
         What is looked up in a buffer has no tag, so numbers are compared.
         """
-        tokens, width = tensor.shape[axis], tensor.shape[-1]
+        tokens, width = math.prod(tensor.shape[axis:-1]), tensor.shape[-1]
         for buffer in self.buffers:
             if not _is_table(buffer, tokens, width) or not tensor.is_floating_point():
                 continue
@@ -184,7 +188,7 @@ class Tables:
             is_view = tensor.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
             if len(rows) < tokens or (rows[0].equal(rows[1]) and not is_view):  # one tells no token from another
                 continue
-            if tensor.equal(rows.view(tokens, *[1] * (-2 - axis), width).expand_as(tensor)):
+            if tensor.equal(rows.view(tensor.shape[axis:]).expand_as(tensor)):
                 return buffer, first
         return None
 

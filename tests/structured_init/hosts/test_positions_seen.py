@@ -256,6 +256,22 @@ def test_of_a_table_with_rows_and_columns_all_is_positions_and_a_crop_is_left_al
     assert [site.grid for site in position_sites(model, batch=images())] == [(SIDE, SIDE)] * found
 
 
+class OnAGrid(Foreign):
+    """Positions are added to patches that still lie in rows and columns, as in SAM and VOLO."""
+
+    def forward(self, x):
+        x = self.stem(x).permute(0, 2, 3, 1) + self.kringle
+        return self.head(self.layers(x.flatten(1, 2)).mean(1))
+
+
+def test_a_table_that_is_added_to_rows_and_columns_has_their_grid():
+    model = OnAGrid(table=(1, 2, 8, DIM))
+    [site] = position_sites(model, batch=torch.randn(2, 3, 4, 16))
+    assert (site.name, site.grid, site.num_tokens) == ("kringle", (2, 8), 16)
+    initialize(model, Positions("sincos"), batch=torch.randn(2, 3, 4, 16))
+    assert torch.equal(model.kringle.flatten(0, 2), sincos_2d((2, 8), DIM).float())
+
+
 def test_tokens_that_no_square_patches_give_are_positions_without_a_grid():
     model = Foreign(table=(1, 8, DIM), patch="linear")
     model.stem = nn.Linear(24, DIM)
