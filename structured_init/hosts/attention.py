@@ -200,19 +200,19 @@ def left_unknown(weights: Weights) -> dict[str, str]:
     """
     sites = attention_sites(weights, cross=True)
     taken = {id(held) for site in sites for held in site.layout.parameters()}
-    left = {}
-    for name, module in weights.modules.items():
-        if not any(id(parameter) in taken for parameter in module.parameters()):
-            left[name] = module
+
+    def left(name: str) -> bool:
+        return not any(id(parameter) in taken for parameter in weights.modules[name].parameters())
+
     reasons = {found.name: found.reason for found in weights.seen.layers if found.reason}
     unknown = {}
     for name, kind in unknown_attention(weights.modules).items():
-        if name in left:
+        if left(name):
             unknown[name] = f"{kind} {_why_unknown(weights, name, reasons)}"
     for name, why in reasons.items():
         told = [*unknown, *(site.name for site in sites)]
-        if why != NO_SOFTMAX and name in left and not any(within(name, each) for each in told):
-            unknown[name] = f"{type(left[name]).__name__} has no layout: {why}"
+        if why != NO_SOFTMAX and left(name) and not any(within(name, each) for each in told):
+            unknown[name] = f"{type(weights.modules[name]).__name__} has no layout: {why}"
     return unknown
 
 
