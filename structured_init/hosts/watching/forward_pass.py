@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.hosts.watching import origins
 from structured_init.hosts.watching.mode import Operation, PassMode, is_fused, passing, refuse_nested
-from structured_init.hosts.watching.operations import KEEPS, LINEAR, UPSAMPLES, follow, taken_alike
+from structured_init.hosts.watching.operations import LINEAR, UPSAMPLES, follow, taken_alike
 from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
 from structured_init.hosts.watching.records import (
     MIXED,
@@ -53,7 +53,6 @@ class WatchMode(PassMode):
         self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is known of tensors
         self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
         self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
-        self.tokens: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what those of the same tokens share
         self.parameters = ParameterViews(model.parameters())
         self.tables = Tables(self, model)
         self._maps: dict[tuple, int] = {}
@@ -138,8 +137,6 @@ class WatchMode(PassMode):
             pass  # a view of a parameter
         else:
             NOTES.get(name, follow)(self, operation)
-        if name not in PRODUCTS:
-            self._follow_tokens(operation)
 
     def _write_out(self, operation: Operation) -> None:
         """Tag what fused attention gives as what its parts give."""
@@ -187,15 +184,6 @@ class WatchMode(PassMode):
         """Tag a sum, of tokens and their positions perhaps."""
         self.tables.add(operation)
         follow(self, operation)
-
-    def _follow_tokens(self, operation: Operation) -> None:
-        """Carry along whose tokens they are: moves, norms and functions of one activation do not change it."""
-        given = [leaf for leaf in tensors(operation.args) if leaf.is_floating_point()]
-        given = [leaf for leaf in given if self.parameters.parameter(leaf) is None]
-        for out in tensors(operation.result):
-            alike = [leaf for leaf in given if leaf.numel() == out.numel() > 1]
-            same = operation.plain in KEEPS and len(alike) == 1
-            self.tokens[out] = self.tokens.setdefault(alike[0], object()) if same else object()
 
     # Operations that only move numbers.
 

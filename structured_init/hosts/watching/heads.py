@@ -137,11 +137,10 @@ def map_that_takes(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, I
 def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
     """Say whether keys come from other tokens than queries.
 
-    They do not where the tokens of one are among those of the other, or either are a norm of them, or where the keys'
-    were made from those, by a convolution that reduces them or a smaller linear map.
+    They do not where the tokens of one are among those of the other, or where the keys' were made from those, by a
+    convolution that reduces them or a smaller linear map.
     """
-    same = seen.tokens.get(query.x, query) is seen.tokens.get(key.x)
-    if same or (key.x.shape == query.x.shape and key.x.data_ptr() == query.x.data_ptr()):
+    if key.x.shape == query.x.shape and key.x.data_ptr() == query.x.data_ptr():
         return False
     keys = _line(seen, key)
     if any(_holds(one.x, query.x) for one in keys) or _holds(query.x, key.x):

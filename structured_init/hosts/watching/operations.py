@@ -40,9 +40,6 @@ POOLING = PIXELS | {"amax", "max"}
 # Batch norm has other names on other devices and versions of torch, and in evaluation mode.
 NORMING = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm"})
 NORMING |= {"_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "miopen_batch_norm"}
-# What leaves whose tokens they are.
-KEEPS = (origins.MOVES - origins.FILLS) | LINEAR | SILENT | NORMING
-KEEPS |= {"tanh", "relu", "gelu", "silu", "sigmoid", "clamp", "masked_fill", "addcmul"}
 
 
 def follow(seen: Pass, operation: Operation) -> None:
