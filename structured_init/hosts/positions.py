@@ -238,9 +238,9 @@ class _Search:
     attention between them, it is the one that is added to as many tokens as the layer sees.
 
     A table's name does not matter. It is of shape (T, D) or (1, T, D), for tokens (T, B, D) also (T, 1, D), for tokens
-    (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, D, T) also (D, T) or (1, D, T), where
-    attention is of width D. It is added as it is or, but for (T, 1, D), row by row (``nn.Embedding``), and lies outside
-    of lists of layers.
+    (B, dates, places, D) also (1, 1, T, D) or (1, T, 1, D), for tokens (B, rows, columns, D) also (1, rows, columns,
+    D), for tokens (B, D, T) also (D, T) or (1, D, T), where attention is of width D. It is added as it is or, but for
+    (T, 1, D), row by row (``nn.Embedding``), and lies outside of lists of layers.
 
     Of images the tokens are a grid: that of the convolution that gave them, what the model says of its patches, that of
     as many square patches, or a square of that many, which the report says. Class and register tokens are those that

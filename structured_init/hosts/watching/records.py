@@ -91,7 +91,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A table with a row for every token, (…, T, D), (…, T, 1, D) or (…, D, T), seen to be added to tokens."""
+    """A table (…, T, D), (…, T, 1, D), (1, rows, columns, D) or (…, D, T), seen to be added: a row to each token."""
 
     parameter: Tensor  # or a buffer
     features: int  # the axis along which D lies, −1 or −2
