@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Iterable, Set
 
 from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations as class_of
@@ -15,9 +14,9 @@ from structured_init.util.names import plain_name
 
 STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an attention block hold less
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
+HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 Named = list[tuple[str, nn.Module]]
-Kind = Callable[[nn.Module], bool]
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -33,46 +32,54 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     Raises:
         StructuredInitError: the model repeats nothing.
     """
-    if found := blocks_of(model):
-        return found
-    raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+    found = blocks_of(model)
+    if not found:
+        raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+    return found
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the same; nothing where the model repeats nothing."""
-    found = _repeated(model, is_composite) or _repeated(model, _is_layer)
+    found = _repeated(model, composite=True) or _repeated(model, composite=False)
     return {plain_name(name, model): module for name, module in found}
 
 
-def _repeated(model: nn.Module, is_right: Kind) -> Named:
-    """Return the blocks of a kind, each once; nothing where there is one alone."""
-    counts: Counter[type] = Counter()
+def _repeated(model: nn.Module, composite: bool) -> Named:
+    """Return the blocks with or without children, each once; nothing where there is one alone."""
+    listed: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
-        counts.update(class_of(child) for _, child in _listed(name, module, is_right))
-    repeated = {cls for cls, count in counts.items() if count >= 2 and not only_holds(cls)}
-    names: dict[nn.Module, str] = {}
-    for name, module in _blocks("", model, lambda child: class_of(child) in repeated and is_right(child)):
-        names.setdefault(module, name)
-    found = _without_sides([(name, module) for module, name in names.items()])
-    return found if len(found) >= 2 else []
+        for path, child in _paths(name, module):
+            if _is_listed(module, path) and _is_composite(child) == composite and _may_be_called(child):
+                listed.setdefault(child, path)
+    counts = Counter(map(class_of, listed))
+    found = _blocks("", model, {path for child, path in listed.items() if counts[class_of(child)] > 1})
+    sizes: Counter[type] = Counter()
+    for _, block in found:
+        sizes[class_of(block)] += _size([block])
+    least = SIDE_SHARE * max(sizes.values(), default=0)
+    found = [(name, block) for name, block in found if sizes[class_of(block)] >= least]
+    return found if len(found) > 1 else []
 
 
-def _blocks(name: str, module: nn.Module, is_right: Kind) -> Named:
+def _blocks(name: str, module: nn.Module, listed: Set[str]) -> Named:
     """Return the outermost listed blocks below a module, in order, or where these are stages the blocks of those."""
-    listed = dict(_listed(name, module, is_right))
-    inner = {path: _blocks(path, child, is_right) for path, child in _paths(name, module)}
-    # Stages: listed modules that repeat blocks of their own, which hold nearly all of their parameters.
-    blocks = list(chain.from_iterable(map(inner.get, listed)))
-    kinds = sum(len({class_of(block) for _, block in inner[path]}) for path in listed)
-    stages = len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size([*listed.items()])
-    found: Named = []
+    whole: Named = []  # listed modules are blocks
+    opened: Named = []  # listed modules are stages
+    stages, of_stages, kinds = [], [], 0
     for path, child in _paths(name, module):
-        found += inner[path] if stages or path not in listed else [(path, child)]
-    return found
-
-
-def _listed(name: str, module: nn.Module, is_right: Kind) -> Named:
-    return [(path, child) for path, child in _paths(name, module) if _is_listed(module, path) and is_right(child)]
+        inner = _blocks(path, child, listed)
+        opened += inner
+        if path in listed:
+            whole.append((path, child))
+            stages.append(child)
+            blocks = [block for _, block in inner]
+            of_stages += blocks
+            kinds += len(set(map(class_of, blocks)))
+        else:
+            whole += inner
+    # Stages repeat blocks of their own, which hold nearly all of their parameters.
+    are_stages = len(of_stages) > kinds and _size(of_stages) >= STAGE_SHARE * _size(stages)
+    return opened if are_stages else whole
 
 
 def _paths(name: str, module: nn.Module) -> Named:
@@ -83,38 +90,22 @@ def _is_listed(parent: nn.Module, path: str) -> bool:
     """Say whether what has this path stands in a list, or in a dictionary with numbers in its name or in its list's."""
     if "experts." in path:  # they run beside one another: their list is no depth
         return False
-    # Without a number, a name may be that of another part, such as an encoder and a decoder.
-    numbered = isinstance(parent, nn.ModuleDict) and re.search(r"\d[^.]*$|\b\d+\.[^.]+$", path)
-    return isinstance(parent, nn.ModuleList | nn.Sequential) or bool(numbered)
+    if isinstance(parent, nn.ModuleDict):
+        # Without a number, a name may be that of another part, such as an encoder and a decoder.
+        return re.search(r"\d[^.]*$|\b\d+\.[^.]+$", path) is not None
+    return isinstance(parent, nn.ModuleList | nn.Sequential)
 
 
-def only_holds(cls: type) -> bool:
-    """Say whether modules of a class are lists or dictionaries without a forward pass, so never what is called."""
-    holders = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-    return issubclass(cls, holders) and cls.forward is nn.Module.forward
+def _may_be_called(module: nn.Module) -> bool:
+    """Say whether a module has parameters, and is no list or dictionary without a forward pass."""
+    holds = isinstance(module, HOLDERS) and type(module).forward is nn.Module.forward
+    return not holds and next(module.parameters(), None) is not None
 
 
-def is_composite(module: nn.Module) -> bool:
-    """Say whether a module has parameters, and parts beside what computes a weight of its own."""
-    return bool(module._modules.keys() - {"parametrizations"}) and _has_parameters(module)
+def _is_composite(module: nn.Module) -> bool:
+    """Say whether a module has parts beside what computes a weight of its own."""
+    return bool(module._modules.keys() - {"parametrizations"})
 
 
-def _is_layer(module: nn.Module) -> bool:
-    return not is_composite(module) and _has_parameters(module)
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-def _without_sides(blocks: Named) -> Named:
-    """Leave out classes that hold next to none of the parameters."""
-    sizes: Counter[type] = Counter()
-    for name, module in blocks:
-        sizes[class_of(module)] += _size([(name, module)])
-    largest = max(sizes.values(), default=0)
-    return [(name, module) for name, module in blocks if sizes[class_of(module)] >= SIDE_SHARE * largest]
-
-
-def _size(modules: Named) -> int:
-    return sum(parameter.numel() for _, module in modules for parameter in module.parameters())
+def _size(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
