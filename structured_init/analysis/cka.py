@@ -6,6 +6,7 @@ X Xᵀ, minibatch by minibatch. Every function computes in float64.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -34,8 +35,6 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     Args:
         features: one row per sample; further axes (tokens, channels) are flattened.
     """
-    if features.ndim < 2:
-        raise StructuredInitError(f"features have a row per sample, got shape {tuple(features.shape)}")
     flat = features.flatten(1).double()
     flat = flat - flat.mean(dim=0)
     return flat @ flat.mT
@@ -132,15 +131,15 @@ def gram_matrices(
     if size < 4:
         raise StructuredInitError(f"similarities need at least 4 samples, got {size}")
     grams: dict[str, list[Tensor]] = {}
-    seen: set[str] = set()  # of the present minibatch
+    runs: Counter[str] = Counter()  # of the present minibatch
     with ExitStack() as hooks, undisturbed(model):
         for name, module in blocks.items():
-            hooks.callback(module.register_forward_hook(partial(_keep_gram, name, size, grams, seen)).remove)
+            hooks.callback(module.register_forward_hook(partial(_keep_gram, name, size, grams, runs)).remove)
         for start in range(0, samples - size + 1, size):
             part_args, part_kwargs = first_samples((args, kwargs), size, start)
             with explain_failure(model):
                 model(*part_args, **part_kwargs)
-            seen.clear()
+            runs.clear()
     # A block that some minibatches skip has no matrices to compare.
     full = {name: torch.stack(found) for name, found in grams.items() if len(found) == samples // size}
     if not full:
@@ -149,16 +148,15 @@ def gram_matrices(
 
 
 def _keep_gram(
-    name: str, size: int, grams: dict[str, list[Tensor]], seen: set[str], _: nn.Module, __: tuple, output: Any
+    name: str, size: int, grams: dict[str, list[Tensor]], runs: Counter[str], _: nn.Module, __: tuple, output: Any
 ) -> None:
     """Keep the Gram matrix of what a block has put out, as a forward hook."""
     found = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not found:
         return
     features = found[0]
-    count = 1 + sum(other.partition(":")[0] == name for other in seen)
-    distinct = name if count == 1 else f"{name}:{count}"
-    seen.add(distinct)
+    runs[name] += 1
+    distinct = name if runs[name] == 1 else f"{name}:{runs[name]}"
     if size not in features.shape:
         raise StructuredInitError(
             f"the output of '{name}' has shape {tuple(features.shape)}, so it is not known which part of it "
