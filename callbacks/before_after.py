@@ -113,6 +113,8 @@ class BeforeAndAfter(Callback):
 
         Where rank zero cannot write before training, every rank raises: the others would wait in their first step.
         """
+        if not self.enabled:
+            return
         log_dir = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: every rank asks
         record, failure, looked = None, None, False
         try:
@@ -136,13 +138,12 @@ class BeforeAndAfter(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the model before training, in a run that starts at step 0 and does not know it already."""
         resumed = trainer.ckpt_path is not None and "before" in self.records
-        if self.enabled and trainer.global_step == 0 and not resumed:
+        if trainer.global_step == 0 and not resumed:
             self.records = {}
             self.capture("before", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.enabled:
-            self.capture("after", trainer, pl_module)
+        self.capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records as texts, since a checkpoint would ask about every number of a list."""
