@@ -19,6 +19,7 @@ from callbacks.lightning_private import (
     end_restart,
     finish_batch,
     load_positions,
+    loaders_without_state,
     logged_state,
     moment_of,
     moved,
@@ -27,7 +28,6 @@ from callbacks.lightning_private import (
     row_to_come,
     show_metrics,
     shown_metrics,
-    train_loaders,
 )
 
 
@@ -80,7 +80,7 @@ class ExactResume(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore everything: after the sanity check, before the first batch is asked for."""
         load_positions(trainer)
-        self.exact = all(hasattr(loader, "load_state_dict") for loader in train_loaders(trainer))
+        self.exact = not loaders_without_state(trainer)
         if not self.exact:
             rank_zero_warn(
                 "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
@@ -101,10 +101,10 @@ class ExactResume(L.Callback):
         for logger, known in zip(trainer.loggers, state["loggers"], strict=False):
             if known:
                 logger.load_state_dict(known)
-        row = state["row"] if trainer.is_global_zero else None
-        for logger in trainer.loggers if row else []:
-            logger.log_metrics(metrics=row["metrics"], step=row["step"])
-            logger.save()
+        if state["row"] and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics(**state["row"])
+                logger.save()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let schedulers that watch a metric step at the end of a resumed epoch too: their metrics are here."""
@@ -171,9 +171,7 @@ def _restore_rank(trainer: L.Trainer, module: L.LightningModule, state: State) -
 def _loader_generators(trainer: L.Trainer) -> list[torch.Generator]:
     """Return the generators that train loaders without a state of their own, or their samplers, were given."""
     generators = []
-    for loader in train_loaders(trainer):
-        if hasattr(loader, "load_state_dict"):
-            continue
+    for loader in loaders_without_state(trainer):
         for owner in (loader, getattr(loader, "sampler", None)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):

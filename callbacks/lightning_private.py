@@ -77,7 +77,7 @@ def continue_loops(trainer: L.Trainer, moment: State) -> None:
         for part in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):  # with max_steps, it would end this epoch again
             part._restarting = False
             part.reset_restart_stage()
-        if not all(hasattr(loader, "load_state_dict") for loader in train_loaders(trainer)):
+        if loaders_without_state(trainer):
             loop._resuming_from_checkpoint = False  # else the epoch gets an iterator from before random states were set
 
 
@@ -99,9 +99,9 @@ def finish_when_done(trainer: L.Trainer) -> None:
     trainer.fit_loop.__class__ = _FinishingLoop
 
 
-def train_loaders(trainer: L.Trainer) -> list[Any]:
-    """Return the train loaders, however they are nested."""
-    return trainer.fit_loop._combined_loader.flattened
+def loaders_without_state(trainer: L.Trainer) -> list[Any]:
+    """Return the train loaders, however they are nested, that cannot go on where they were."""
+    return [each for each in trainer.fit_loop._combined_loader.flattened if not hasattr(each, "load_state_dict")]
 
 
 def load_positions(trainer: L.Trainer) -> None:
