@@ -57,11 +57,13 @@ def zoom_figure(maps: Labelled, columns: int, prefix_tokens: int = 0) -> Figure:
     end = prefix_tokens + CORNER
     corners: dict[str, dict[str, Tensor]] = {}
     for label, layers in read_layers("zoom_figure", MAPS, maps).items():
-        for tokens in {layer.shape[-1] for layer in layers.values()}:
+        corners[label] = {}
+        for name, layer in layers.items():
+            tokens = layer.shape[-1]
             if tokens <= prefix_tokens or (tokens - prefix_tokens) % columns:
                 patches = f"{columns} patches after {prefix_tokens} prefix tokens"
                 raise StructuredInitError(f"zoom_figure: maps of {tokens} tokens have no rows of {patches}")
-        corners[label] = {name: layer[:, prefix_tokens:end, prefix_tokens:end] for name, layer in layers.items()}
+            corners[label][name] = layer[:, prefix_tokens:end, prefix_tokens:end]
     shown = max(layer.shape[-1] for layer in every_value(corners))
     title = f"Attention among the first {shown} patches: lines separate image rows, frames mark a row with itself"
     return _draw(corners, title, 3, 6, grid=columns, panel_inches=1.9)
@@ -78,8 +80,9 @@ def profile_figure(profiles: Labelled) -> Figure:
     sizes = np.array([profile.shape[1:] for profile in every_value(given)])
     down, across = np.minimum(REACH, (sizes.min(axis=0) - 1) // 2)
     is_sequence = sizes[:, 0].max() == 1
-    centred: dict[str, dict[str, Tensor]] = {label: {} for label in given}
+    centred: dict[str, dict[str, Tensor]] = {}
     for label, layers in given.items():
+        centred[label] = {}
         for name, profile in layers.items():
             y, x = profile.shape[1] // 2, profile.shape[2] // 2
             panels = profile[:, y - down : y + down + 1, x - across : x + across + 1]

@@ -134,9 +134,9 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
         axis.set(xticks=[], yticks=[])
         return
     axis.plot(values, "o", color=COLORS[1], markersize=3)
-    places = {block: place for place, block in enumerate(audit.blocks)}
     for stack in stacks(audit.blocks):
-        axis.plot([places[block] for block in stack], [block.activation for block in stack], "-", color=COLORS[1])
+        places = [audit.blocks.index(block) for block in stack]
+        axis.plot(places, values[places], "-", color=COLORS[1])
     axis.set_yscale("log")
     low, high = axis.get_ylim()
     missing = max(1.0, (10 * low / high) ** 0.5)  # at least one decade, so that a flat line looks flat

@@ -80,18 +80,17 @@ class Mosaic:
         """Separate the rows of the image inside every panel, and frame the blocks of a row with itself."""
         from matplotlib.patches import Rectangle
 
-        for row in range(len(self.panels)):
-            for column in range(len(self.columns)):
-                top, left = (row, column) * self.pitch - 0.5
-                bottom, right = np.array([top, left]) + self.side
-                places = np.arange(0, self.side[0], grid)
-                faint = {"colors": "white", "linewidths": 0.3, "alpha": 0.35}
-                axis.hlines(top + places[1:], left, right, **faint)
-                axis.vlines(left + places[1:], top, bottom, **faint)
-                for place in places:
-                    size = min(grid, self.side[0] - place)
-                    corner = (left + place, top + place)
-                    axis.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="white", linewidth=0.6))
+        places = np.arange(0, self.side[0], grid)
+        faint = {"colors": "white", "linewidths": 0.3, "alpha": 0.35}
+        for panel in np.ndindex(len(self.panels), len(self.columns)):
+            top, left = panel * self.pitch - 0.5
+            bottom, right = np.array([top, left]) + self.side
+            axis.hlines(top + places[1:], left, right, **faint)
+            axis.vlines(left + places[1:], top, bottom, **faint)
+            for place in places:
+                size = min(grid, self.side[0] - place)
+                corner = (left + place, top + place)
+                axis.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="white", linewidth=0.6))
 
 
 def captions(numbers: Sequence[int], what: str = "head") -> dict[int, str]:
@@ -106,7 +105,7 @@ def mosaic_figure(
 
     All stand side by side where there is room, else two labels do, each of ``together`` mosaics.
     """
-    inches = [panel_inches * len(mosaic.columns) for mosaic in mosaics]
+    inches = panel_inches * np.array([len(mosaic.columns) for mosaic in mosaics])
     abreast = len(mosaics) if sum(inches) < WIDEST else min(2 * together, len(mosaics))
     rows = -(-len(mosaics) // abreast)
     widths = [max(inches[column::abreast]) for column in range(abreast)]
@@ -126,12 +125,12 @@ def mosaic_figure(
     for axis in axes[len(mosaics) :]:
         axis.set_visible(False)
     for norm in norms:
-        alike = [number for number, mosaic in enumerate(mosaics) if mosaic.norm is norm]
-        below = len({number // abreast for number in alike})  # rows that the bar stands beside
-        beside = sum(inches[number] for number in alike) / below
+        (alike,) = np.nonzero([mosaic.norm is norm for mosaic in mosaics])
+        below = len(set(alike // abreast))  # rows that the bar stands beside
+        beside = inches[alike].sum() / below
         figure.colorbar(
             images[alike[0]],
-            ax=[axes[number] for number in alike],
+            ax=axes[alike],
             label=mosaics[alike[0]].caption,
             extend=colour_bar_ends([images[number] for number in alike]),
             aspect=30,
