@@ -154,7 +154,8 @@ def _allowed(now: Entry, old: Entry) -> dict[str, float]:
     small, large = sorted((now.get("rms", 0.0), old.get("rms", 0.0)))
     allowed = {"mean": ROUNDING * large, "rms": ROUNDING * small, "table": ROUNDING}
     if now["kind"] not in ("constant", "table"):
-        chance = ERRORS * math.sqrt(2 / math.prod(map(int, re.findall(r"\d+", now["shape"]))))
+        size = math.prod(map(int, re.findall(r"\d+", now["shape"])))
+        chance = ERRORS * math.sqrt(2 / max(size, 1))
         kurtosis = max(now.get("kurtosis", HEAVY), old.get("kurtosis", HEAVY))
         allowed["mean"] += chance * large
         allowed["rms"] = (CLOSE + chance * math.sqrt((kurtosis - 1) / 4)) * small

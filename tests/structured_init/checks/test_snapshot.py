@@ -101,6 +101,14 @@ def test_what_has_moved_is_named(file, change, said):
     assert any(line.startswith(f"snapshot: {said}") for line in lines), lines
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_parameter_without_numbers_moves_nothing(tmp_path):
+    for _ in range(2):
+        found = check_initialized(lambda: nn.Linear(0, 5), snapshot=tmp_path / "init.json", skip=OTHERS)
+    assert found.failures == []
+    assert not found.left_out
+
+
 def test_a_file_that_is_no_snapshot_is_refused_in_one_line(file):
     for text in ("[1]", "{"):
         file.write_text(text)
