@@ -5,15 +5,7 @@ import lazy_loader
 from structured_init.util.errors import with_extra
 
 # The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
-_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-def _get(name: str) -> object:
-    if name in __all__:
-        return _public(name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
+_get, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __getattr__ = with_extra("lightning", __name__, _get)
 
 # These are functions, and modules of the same name, which would take their place when they are imported.
