@@ -219,7 +219,10 @@ MUTATIONS = [
         OF_WATCH,
     ),
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
+    Mutation(f"{WATCHING}/discover.py", "default=0) > SAMPLES", "default=0) > 0", OF_WATCH),
+    Mutation(f"{WATCHING}/evidence.py", "is not None and (found > STILL).any():", "is not None:", OF_WATCH),
     Mutation(f"{WATCHING}/tables.py", "if isinstance(source, Product):", "if False:", OF_SEEN),
+    Mutation(f"{WATCHING}/tables.py", "-3 if across or whole else -2", "-3 if across else -2", OF_SEEN),
     Mutation(f"{WATCHING}/forward_pass.py", "**dict.fromkeys(FILLS, WatchMode._fill),", "", OF_WATCH),
     Mutation(f"{WATCHING}/records.py", "if outer == 1:  # samples behind", "if False:  # samples behind", OF_CAPTURE),
     Mutation(
