@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from types import NoneType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from structured_init.hosts.layout import PARTS, AttentionLayout, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
@@ -32,6 +34,7 @@ from structured_init.util.names import named_plain_modules, plain_name
 from structured_init.weights import Weights
 
 SAMPLES = 2  # one does not tell heads from samples
+PLAIN = (Tensor, int, float, str, NoneType)  # anything else, such as a cache, may be filled by a pass
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
@@ -67,8 +70,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 def watch_model(model: nn.Module, batch: object = None) -> Seen:
     """Return what a forward pass over two samples shows; see :func:`discover_attention`.
 
-    All are run where the model fails on two, where no layer has a layout, and where one looks at no more than two
-    tokens: then the first axis may be that of tokens.
+    All are run beside a cache, which a pass fills; where the model fails on two, or no layer has a layout; and where
+    one looks at no more than two tokens: then the first axis may be that of tokens.
     """
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
@@ -76,7 +79,8 @@ def watch_model(model: nn.Module, batch: object = None) -> Seen:
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
     few = first_samples(inputs, SAMPLES)
-    if [each.shape for each in tensors(few)] != [each.shape for each in tensors(inputs)]:
+    fewer = [each.shape for each in tensors(few)] != [each.shape for each in tensors(inputs)]
+    if fewer and all(isinstance(leaf, PLAIN) for leaf in tree_leaves(inputs)):
         with suppress(StructuredInitError):
             seen = _watch_pass(model, few, given=True)
             if min((layer.length for layer in seen.layers if layer.layout), default=0) > SAMPLES:
