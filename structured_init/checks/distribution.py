@@ -96,7 +96,7 @@ class Distribution:
     @property
     def std(self) -> float:
         """The standard deviation of a draw."""
-        return self.scale * SHAPES[self.kind].std if self.kind in SHAPES else self.scale
+        return self.scale * SHAPES[self.kind].std
 
 
 def standard_error(count: int, kurtosis: float) -> float:

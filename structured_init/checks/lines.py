@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from structured_init.checks.distribution import DRAWS, STANDARD_ERRORS
+from structured_init.checks.distribution import STANDARD_ERRORS
 from structured_init.checks.one_pass import BlockScale
 from structured_init.checks.records import Record
 from structured_init.checks.references import LIBRARIES, equal_references
@@ -96,7 +96,7 @@ def describe(record: Record) -> str:
         return {0.0: "zeros", 1.0: "ones"}.get(seen.center, f"constant {seen.center:.3g}")
     if kind not in WORDS:
         return kind if not scale or math.isclose(scale, 1, rel_tol=1e-3) else f"{scale:.2g} × {kind}"
-    around = f", mean {seen.center:.2g}" if kind in DRAWS and seen.center else ""
+    around = f", mean {seen.center:.2g}" if seen.center else ""
     return WORDS[kind].format(scale) + around
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from torch import nn
 
 from structured_init.checks.builds import equal, how_many, tensors, unwritten
-from structured_init.checks.distribution import FEWEST
 from structured_init.checks.findings import Found
 from structured_init.checks.measured import Measured
 from structured_init.checks.snapshot import difference, entry_of
@@ -45,7 +44,7 @@ def seeds(measured: Measured) -> Found:
     builds = measured.builds
     text = f"the same under seeds {builds.seed} and {builds.seed + 1}"
     for each in measured.draws:
-        if each.name in builds.fixed and each.trainable and each.size >= FEWEST:
+        if each.name in builds.fixed and each.trainable:
             yield each.name, f"σ {each.std:.2g}, {text}"
     for name, state in builds.states.items():
         if state == builds.other_states[name]:

@@ -28,7 +28,7 @@ def structured(value: Tensor, groups: int = 1) -> Distribution | None:
     - ``"orthogonal"``: several rows or columns orthogonal and of one length, as of an identity, to ``TOLERANCE`` or the
       dtype's rounding.
     """
-    if value.ndim < 2 or value.numel() < 4:
+    if value.ndim < 2:
         return _logarithms(value.reshape(1, -1)) or _computed(value)
     tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
     value = value.float()
