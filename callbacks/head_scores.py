@@ -15,6 +15,7 @@ from torch import Tensor
 from callbacks.samples import ProbeBatch
 from structured_init.analysis import induction_score, previous_token_score, repeated_tokens
 from structured_init.analysis.statistics import is_causal
+from structured_init.inputs import numbered
 
 SHORTEST = 4  # tokens in which something can come twice
 BESIDE = ("segment_ids", "attention_mask")  # what may stand beside token numbers: one document, all of it seen
@@ -52,9 +53,7 @@ def head_scores(maps: Maps, probe: ProbeBatch, capture: Callable[..., Maps], see
 def token_numbers(probe: ProbeBatch) -> Tensor:
     """Return the token numbers (B, N) of a probe on the CPU; an empty tensor where it has none."""
     given = probe.named.get("input_ids", *probe.inputs[:1])
-    if isinstance(given, Tensor) and given.ndim == 2 and not given.is_floating_point():
-        return given.cpu()
-    return torch.empty(0, 0, dtype=torch.long)
+    return given.cpu() if numbered(given) else torch.empty(0, 0, dtype=torch.long)
 
 
 def _repeats(

@@ -113,5 +113,4 @@ def _selection(module: nn.Module, hidden: Tensor, mask: Tensor | None) -> tuple[
 @register_capture("mamba_ssm.modules.mamba2.Mamba2")
 def _adapter(module: nn.Module, args: tuple, kwargs: dict, output: object) -> Tensor:
     hidden = args[0] if args else kwargs.get("hidden_states", kwargs.get("u"))
-    mask = kwargs.get("attention_mask")
-    return implicit_maps(module, hidden, mask if isinstance(mask, Tensor) and mask.ndim == 2 else None)
+    return implicit_maps(module, hidden, kwargs.get("attention_mask"))
