@@ -387,11 +387,17 @@ def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_pat
         without_training(callback, Unheard(), tmp_path, Once())
 
 
+class Slow(InitCallback):
+    def on_fit_start(self, trainer, pl_module):
+        super().on_fit_start(trainer, pl_module)
+        self.seconds += 1000
+
+
 def test_the_time_of_an_initialization_counts_and_is_kept(tmp_path):
-    elapsed, start = ElapsedTime(), InitCallback(KaimingUniform())
+    elapsed, start = ElapsedTime(), Slow(KaimingUniform())
     quiet_trainer(default_root_dir=tmp_path, max_steps=1, callbacks=[start, elapsed]).fit(Model(), loader(Numbers()))
     assert start.report.changed
-    assert 0 < elapsed.initialization < elapsed.seconds
+    assert 1000 < elapsed.initialization < elapsed.seconds
     assert json.loads(json.dumps(elapsed.state_dict())) == elapsed.state_dict()
     later = ElapsedTime()
     later.load_state_dict(elapsed.state_dict())
