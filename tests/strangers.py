@@ -171,6 +171,16 @@ class RotaryByComplexNumbers(RotaryByHalves):
         return torch.view_as_real(pairs * turn).flatten(-2)
 
 
+class RotaryByComplexNumbersInPlace(RotaryByComplexNumbers):
+    """What was turned is written to again as real numbers, which lie in the memory of complex ones."""
+
+    def rotated(self, x):
+        pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2))) * torch.complex(*self.angles(x))
+        real = torch.view_as_real(pairs)
+        real[..., 0] = real[..., 0].clone()
+        return real.flatten(-2)
+
+
 class BatchNormed(Apart):
     """A batch norm behind every linear map but the last, as in LeViT."""
 

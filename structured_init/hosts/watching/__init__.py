@@ -15,8 +15,9 @@ An example, an attention of three lines:
     ...         return self.proj((maps @ value).transpose(1, 2).flatten(2))
     >>> model, tokens = Attention(), torch.randn(1, 5, 8)
 
-``forward_pass`` sees every operation of torch and notes those that matter as sources (``records``): a ``Linear`` where
-a parameter is multiplied, else a ``Product`` of two activations, or a ``Sum`` where one of both is made of a product.
+``mode`` sees every operation of torch, and ``forward_pass`` notes those that matter as sources (``records``): a
+``Linear`` where a parameter is multiplied, else a ``Product`` of two activations, or a ``Sum`` where one of both is
+made of a product.
 
     >>> from structured_init.hosts.watching import origins, records
     >>> from structured_init.hosts.watching.forward_pass import watching

@@ -214,7 +214,8 @@ class WatchMode(PassMode):
             return
         memory = target.untyped_storage()
         here = [each for each in self.tags if each.untyped_storage().data_ptr() == memory.data_ptr()]
-        here = [each for each in here if torch._debug_has_internal_overlap(each) != 1]
+        # Complex numbers in the memory of real ones have strides of their own.
+        here = [each for each in here if each.dtype == target.dtype and torch._debug_has_internal_overlap(each) != 1]
 
         def lying(codes: Tensor, each: Tensor) -> Tensor:
             return codes.as_strided(each.shape, each.stride(), each.storage_offset())

@@ -30,6 +30,7 @@ def block(linear):
 APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
     strangers.RotaryInPlace, strangers.RotaryFilled, strangers.RotaryByAssignment, strangers.RotaryByComplexNumbers,
+    strangers.RotaryByComplexNumbersInPlace,
     strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead, strangers.TalkingHeads, strangers.Sink,
     strangers.Windows,
     strangers.ReorderedChannels, strangers.FusedKernel, strangers.TransformerXL, strangers.ShortConvolution,
